@@ -8,7 +8,7 @@ tells what of it compute hides today and would hide then.
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -83,11 +83,27 @@ class Exchange:
             largest = max((one.call.num_bytes or 0 for one in own), default=0)
             yield rank, [one for one in own if (one.call.num_bytes or 0) >= _LEAST_PART * largest]
 
+    @property
+    def num_bytes(self) -> list[int]:
+        """Of each communication; 0 where unknown."""
+        return [call.num_bytes or 0 for call in self.calls]
+
     def cost(self, kind: str) -> TransferCost | None:
-        """What a transfer of a kind takes."""
-        chosen = [place for place, call in enumerate(self.calls) if call.kind == kind and call.num_bytes]
-        took = self.model.base.transfer_ns[chosen]
-        return changed.fitted_cost([self.calls[place].num_bytes or 0 for place in chosen], took.tolist())
+        """What a transfer of a kind takes, by the rank that waits least for the others and for calls before it."""
+        least: dict[tuple[int, int], tuple[int, int]] = {}
+        base = self.model.base.transfer_ns
+        for rank, begin in self.first.items():
+            ordinals: Counter[int] = Counter()
+            for place, call in enumerate(self.facts.views[rank].calls):
+                if call.kind == kind and call.num_bytes:
+                    key = call.step, ordinals[call.step]
+                    ordinals[call.step] += 1
+                    took = int(base[begin + place]) if call.served_ns is None else call.served_ns
+                    least[key] = min(least.get(key, (call.num_bytes, took)), (call.num_bytes, took))
+        hosts = {self.facts.views[rank].header.host_name for rank in self.first}
+        is_local = len(hosts) == 1 and hosts != {None}
+        slowest = changed.SLOWEST_LOCAL_NS_PER_BYTE if is_local else changed.SLOWEST_NS_PER_BYTE
+        return changed.fitted_cost([size for size, _ in least.values()], [took for _, took in least.values()], slowest)
 
     def ratio(self, scenario: Scenario) -> float:
         """Step of a scenario over that of the unchanged replay."""
@@ -137,7 +153,7 @@ def _shorter(step: StepModel, gain_ms: float) -> StepModel:
     from_exposed = min(gain_ms, step.exposed_ms.least)
     rest = gain_ms - from_exposed
     outside = Span(*(max(end - rest, 0.0) for end in step.outside_ms))
-    most = max(step.step_ms.most - gain_ms - step.lost_ms - outside.least, 0.0)
+    most = max(step.step_ms.most - gain_ms - step.lost_ms, 0.0)
     return replace(
         step,
         exposed_ms=Span(*(end - from_exposed for end in step.exposed_ms)),
@@ -244,7 +260,7 @@ def _larger_buckets(exchange: Exchange) -> Saving | None:
     ]
     if all(len(group) == 1 for group in groups):
         return None
-    scenario = changed.with_merged_calls(exchange.model.base, groups, cost, by_last=True)
+    scenario = changed.with_merged_calls(exchange.model.base, groups, exchange.num_bytes, cost, by_last=True)
     sizes = [exchange.calls[number].num_bytes or 0 for group in groups for number in group]
     num_steps = max(len({exchange.calls[number].step for group in groups for number in group}), 1)
     per_step = len(sizes) / num_steps / len(exchange.first)
@@ -325,9 +341,8 @@ def _half_gradients(exchange: Exchange) -> Saving | None:
     kinds = {exchange.calls[number].kind for number in numbers}
     if len(kinds) != 1 or (cost := exchange.cost(kinds.pop())) is None:
         return None
-    sizes = [call.num_bytes or 0 for call in exchange.calls]
-    base = exchange.model.base
-    scenario = changed.with_fewer_bytes(base, numbers, sizes, cost, 0.5)
+    sizes = exchange.num_bytes
+    scenario = changed.with_fewer_bytes(exchange.model.base, numbers, sizes, cost, 0.5)
     mean = np.mean([sizes[number] for number in numbers])
     why = f"gradients are reduced in float32, {mean / 1e6:,.1f} MB at a time, of compute in 16 bits"
     return Saving(exchange.ratio(scenario), why)
@@ -361,7 +376,7 @@ def _larger_units(exchange: Exchange) -> Saving | None:
             for _, own in exchange.steps(frozenset({kind}))
             for place in range(0, len(own), factor)
         ]
-        scenario = changed.with_merged_calls(scenario, groups, cost, by_last=by_last)
+        scenario = changed.with_merged_calls(scenario, groups, exchange.num_bytes, cost, by_last=by_last)
     hooks = {rank: view.reducer.units for rank, view in exchange.facts.views.items()}
     scenario = changed.without_spans(exchange.model, scenario, hooks, 1.0 - 1.0 / factor)
     why = f"gathers of small units are mostly latency: {factor} units as one"

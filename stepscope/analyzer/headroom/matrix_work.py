@@ -58,12 +58,14 @@ class Filtering:
     Attributes:
         kernels: positions of its kernels in the step, those that change the layout too.
         passes: forward; input, weight or both for gradients.
+        is_of_images: of two dimensions; those of a sequence have one row.
     """
 
     kernels: IntColumn
     dtype: str
     passes: tuple[str, ...]
     sizes: Convolution
+    is_of_images: bool
 
     def time_ns(self, rates: KernelRates, dtype: str, layout: str) -> float | None:
         """Its time in another element type and layout (nchw, nhwc)."""
@@ -115,7 +117,8 @@ def convolutions(step: StepModel) -> Iterator[Filtering]:
         dtype = present_dtype(step, kernels.dtype_of(main))
         if dtype == "float32" and Change.TF32_CONVOLUTIONS in step.done:
             dtype = "tfloat32"
-        yield Filtering(places, dtype, *found)
+        is_of_images = all(len(dims) != 4 or min(dims[2:]) > 1 for dims in call.dims[:2] if dims and dims[0])
+        yield Filtering(places, dtype, *found, is_of_images)
 
 
 @dataclass(frozen=True, slots=True)

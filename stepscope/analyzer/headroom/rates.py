@@ -113,7 +113,7 @@ class KernelRates:
             layout: nt, nn or tn: which operand is stored transposed.
             batch: number of such products; they fill the GPU as one with more rows does.
         """
-        cloud = measured().get(("product", dtype, layout))
+        cloud = _cloud("product", dtype, layout)
         if cloud is None:
             return None
         work = _product_work(dtype, batch * m, n, k) if batch == 1 else _batch_work(dtype, batch, m, n, k)
@@ -125,7 +125,7 @@ class KernelRates:
         """Time of fused attention, its forward and its backward pass; mask is none, causal or added."""
         found = []
         for passes in ("forward", "backward"):
-            cloud = measured().get(("attention", dtype, mask, passes))
+            cloud = _cloud("attention", dtype, mask, passes)
             if cloud is None:
                 return None
             flops, num_bytes = _attention_work(dtype, mask, passes, batch_heads, queries, keys, head)
@@ -134,7 +134,7 @@ class KernelRates:
 
     def convolution_ns(self, dtype: str, layout: str, passes: str, sizes: Convolution) -> float | None:
         """Time of a convolution (passes: forward) or of its gradient of input or weight; layout: nchw or nhwc."""
-        cloud = measured().get((*_convolution_key(sizes), dtype, layout, passes))
+        cloud = _cloud(*_convolution_key(sizes), dtype, layout, passes)
         if cloud is None:
             return None
         num_bytes = sizes.num_bytes(_ELEMENT_BYTES[dtype])
@@ -142,7 +142,7 @@ class KernelRates:
 
     def image_pass_ns(self, name: str, dtype: str, layout: str, passes: str, dims: Dims) -> float | None:
         """Time of a norm or a pooling of images [batch, channels, height, width]; passes: forward, backward."""
-        cloud = measured().get((name, dtype, layout, passes))
+        cloud = _cloud(name, dtype, layout, passes)
         if cloud is None or len(dims) < 3:
             return None
         num_bytes = 2.0 * prod(dims) * _ELEMENT_BYTES[dtype]
@@ -150,7 +150,7 @@ class KernelRates:
 
     def row_pass_ns(self, name: str, dtype: str, passes: str, rows: int, width: int) -> float | None:
         """Time of layer_norm, rms_norm or softmax of rows; passes: forward, backward."""
-        cloud = measured().get((name, dtype, passes))
+        cloud = _cloud(name, dtype, passes)
         if cloud is None:
             return None
         return self._roof_ns(0.0, dtype, 2.0 * rows * width * _ELEMENT_BYTES[dtype]) / cloud.share(rows, width)
@@ -159,15 +159,21 @@ class KernelRates:
         """Time of an element-wise kernel that moves so many bytes."""
         if num_bytes <= 0:
             return _START_NS
-        cloud = measured().get(("elementwise",))
+        cloud = _cloud("elementwise")
         return self._roof_ns(0.0, "float32", num_bytes) / (1.0 if cloud is None else cloud.share(num_bytes))
 
     def optimizer_ns(self, name: str, way: str, dtype: str, elements: float) -> float | None:
         """Time of an update of all parameters; way: fused or foreach."""
-        cloud = measured().get(("optimizer", name, way, dtype))
+        cloud = _cloud("optimizer", name, way, dtype)
         if cloud is None or elements <= 0:
             return None
         return self._roof_ns(0.0, dtype, elements * _ELEMENT_BYTES[dtype] * ACCESSES[name]) / cloud.share(elements)
+
+
+def _cloud(*key: str) -> _Cloud | None:
+    """Measured cases of a kind of work; kernels of both 16-bit types are alike where one alone was measured."""
+    table = measured()
+    return table.get(key) or table.get(tuple("bfloat16" if word == "float16" else word for word in key))
 
 
 ACCESSES = {"AdamW": 7, "SGD": 5}
@@ -244,7 +250,8 @@ def _read_line(line: str) -> Iterator[_Case]:
         dtype, layout, m, n = of[0], of[1], float(of[2]), float(of[3])
         for inner, us in times.items():
             k = float(inner)
-            yield _Case((kind, dtype, layout), (m, n, k), _product_work(dtype, m, n, k), dtype, us)
+            if not any(size % _FITTING for size in (m, n, k)):
+                yield _Case((kind, dtype, layout), (m, n, k), _product_work(dtype, m, n, k), dtype, us)
     elif kind == "attention":
         dtype, mask, (batch, heads, length, head) = of[0], of[1], map(float, of[2:])
         for passes, us in _by_pass(times):
@@ -275,6 +282,8 @@ def _read_line(line: str) -> Iterator[_Case]:
         yield _Case((kind, name, way, dtype), (elements,), work, dtype, times.get("us", 0.0))
 
 
+_FITTING = 8
+"""Elements that fit tensor-core kernels of all types; other sizes are measured beside, and no point to start from."""
 _IMAGE_PASSES = ("batch_norm", "group_norm", "max_pool")
 _ROW_PASSES = ("layer_norm", "rms_norm", "softmax")
 

@@ -54,7 +54,7 @@ class StepModel:
         added: what new kernels take, ms.
         exposed_ms: communication that no compute hides.
         hidden_ms: communication that compute hides.
-        outside_ms: what neither part explains now, such as gaps between kernels; it stays.
+        outside_ms: what the device's part takes longer now, such as gaps between kernels; it stays.
         replaced: which kernels stand for others, that a change put in their place.
         done: the changes so far.
     """
@@ -89,13 +89,23 @@ class StepModel:
     @property
     def step_ms(self) -> Span:
         """The step after the changes so far."""
-        kept = float(np.mean(self.most_ns > 0)) if self.spares_host and len(self.most_ns) else 1.0
         ends = [
-            self.lost_ms + outside + max(kept * host, compute + exposed)
-            for host, outside in zip(self.host_ms, reversed(self.outside_ms), strict=True)
-            for compute, exposed in zip(self.compute_ms, self.exposed_ms, strict=True)
+            self.lost_ms + max(self._kept * host, compute + exposed + outside)
+            for host in self.host_ms
+            for compute, exposed, outside in zip(self.compute_ms, self.exposed_ms, self.outside_ms, strict=True)
         ]
         return Span(min(ends), max(ends))
+
+    @property
+    def likely_ms(self) -> float:
+        """The step after the changes so far, each part in the middle of what is known of it."""
+        device_ms = self.compute_ms.middle + self.exposed_ms.middle + self.outside_ms.middle
+        return self.lost_ms + max(self._kept * self.host_ms.middle, device_ms)
+
+    @property
+    def _kept(self) -> float:
+        """Share of the launches that the host still makes."""
+        return float(np.mean(self.most_ns > 0)) if self.spares_host and len(self.most_ns) else 1.0
 
     def after(
         self, change: Change, new: Mapping[int, Span], *, added: Span = NO_TIME, others: Collection[int] = ()
@@ -140,7 +150,6 @@ def step_model(
     scale = device_ms / (compute_ms + exposed_ms) if compute_ms + exposed_ms > 0 else 1.0
     own_ns = np.zeros(0) if kernels is None else kernels.duration_ns + BETWEEN_KERNELS_NS
     own_ns = own_ns * (scale * compute_ms * 1e6 / max(float(own_ns.sum()), 1.0))
-    outside = [running_ms - max(end, device_ms) for end in host]
     return StepModel(
         base_ms=base_ms,
         lost_ms=lost_ms,
@@ -153,5 +162,5 @@ def step_model(
         replaced=np.zeros(len(own_ns), np.bool_),
         exposed_ms=Span(exposed_ms * scale, exposed_ms * scale),
         hidden_ms=hidden_ms,
-        outside_ms=Span(min(outside), max(outside)),
+        outside_ms=NO_TIME if host.least >= running_ms else Span(running_ms - device_ms, running_ms - device_ms),
     )

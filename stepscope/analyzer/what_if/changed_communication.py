@@ -26,6 +26,8 @@ _SPREAD_OF_SIZES = 8.0
 
 SLOWEST_NS_PER_BYTE = 16.0
 """Of an all-reduce over 1 Gbit/s Ethernet, whose ranks send and receive each byte twice at most."""
+SLOWEST_LOCAL_NS_PER_BYTE = 4.0
+"""The same between processes of one host: four ranks that share two busy cores take as long."""
 
 
 class TransferCost(NamedTuple):
@@ -39,8 +41,14 @@ class TransferCost(NamedTuple):
         return self.latency_ns + self.ns_per_byte * num_bytes
 
 
-def fitted_cost(num_bytes: Sequence[int], took_ns: Sequence[float]) -> TransferCost | None:
-    """Cost of transfers from calls of one kind, with the least latency that they allow; None if none takes time."""
+def fitted_cost(
+    num_bytes: Sequence[int], took_ns: Sequence[float], slowest_ns_per_byte: float = SLOWEST_NS_PER_BYTE
+) -> TransferCost | None:
+    """Cost of transfers from calls of one kind, with the least latency that they allow; None if none takes time.
+
+    Args:
+        slowest_ns_per_byte: of the slowest link that there may be, for calls of one size.
+    """
     by_size: dict[int, list[float]] = defaultdict(list)
     for one, duration in zip(num_bytes, took_ns, strict=True):
         if one > 0 and duration > 0:
@@ -52,7 +60,7 @@ def fitted_cost(num_bytes: Sequence[int], took_ns: Sequence[float]) -> TransferC
     if sizes[-1] >= _SPREAD_OF_SIZES * sizes[0]:
         return _weighted_line(sizes, usual)
     size, took = float(sizes.mean()), float(usual.mean())
-    latency = max(took - SLOWEST_NS_PER_BYTE * size, 0.0)
+    latency = max(took - slowest_ns_per_byte * size, 0.0)
     return TransferCost(latency, (took - latency) / size)
 
 
@@ -76,22 +84,27 @@ def without_calls(scenario: Scenario, numbers: Iterable[int]) -> Scenario:
 
 
 def with_merged_calls(
-    scenario: Scenario, groups: Iterable[Sequence[int]], cost: TransferCost, *, by_last: bool
+    scenario: Scenario,
+    groups: Iterable[Sequence[int]],
+    num_bytes: Sequence[int],
+    cost: TransferCost,
+    *,
+    by_last: bool,
 ) -> Scenario:
     """The scenario in which each group of communications is one, of all their bytes.
 
     Args:
         groups: communications in issue order.
+        num_bytes: of each communication.
         by_last: the merged one is issued with the last of a group, as a bucket is, else with the first, as a gather.
     """
     transfer = scenario.transfer_ns.copy()
     for group in groups:
         if len(group) > 1:
-            saved = cost.latency_ns * (len(group) - 1)
             chosen = group[-1 if by_last else 0]
             total = float(np.maximum(transfer[list(group)], 0).sum())
             transfer[list(group)] = NEVER
-            transfer[chosen] = int(max(total - saved, cost.latency_ns))
+            transfer[chosen] = int(min(total, cost.of(sum(num_bytes[one] for one in group))))
     return replace(scenario, transfer_ns=transfer)
 
 
