@@ -5,11 +5,11 @@
 
 The step is that of a transformer (`training_step`) of the given length. Cases, compared with the same loop without
 stepscope: `off` (enabled=False), `armed` (telemetry of every step, no capture active), `telemetry` (also with scalars
-on the device, the model watched, and an OpenTelemetry meter if installed). It prints the time inside of stepscope's calls
-a step (p50, p99, mean, by the host's clock: on an idle machine), of `prof.step` alone and with a wait for data and a phase;
-on a CPU each step also walks through 64 MB, as caches are cold after real work. Captures are compared
-with torch.profiler with the same options: the profiled steps, the stop of the recording, and the steps after it, in
-which torch exports and stepscope writes on another thread.
+on the device, the model watched, and an OpenTelemetry meter if installed). It prints the time inside of stepscope's
+calls a step (p50, p99, mean, by the host's clock: on an idle machine), of `prof.step` alone and with a wait for data
+and a phase; on a CPU each step also walks through 64 MB, as caches are cold after real work. Captures are compared with
+torch.profiler with the same options: the profiled steps, the stop of the recording, and the steps after it, in which
+torch exports and stepscope writes on another thread.
 """
 
 from __future__ import annotations

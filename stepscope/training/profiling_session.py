@@ -74,6 +74,8 @@ _SETTLE_EVERY_NS = 251_000_000
 """From one time that records are made of the finished steps to the next, of which each has memory figures, a quarter of
 a second apart."""
 
+_MOST_SETTLED_STEPS = 16
+"""At a step's end; the GPU's times of a step take some ten microseconds to ask for."""
 _MOST_LOGGED_STEPS = 1000
 """Of a loop that does next to nothing, so that making their records takes some milliseconds at most."""
 
@@ -131,7 +133,8 @@ class Profile:
         self._captures: CaptureRunner | None = None
         self._listeners = StepListeners()
         self._annotation: Any = None
-        self._settle_at_ns = 0
+        self._settle_at_ns = self._read_at_ns = 0
+        self._has_settled = False  # more than were passed on at once
         self._was_writing = False
         self._run_delay: list[RunDelay] = []
         self._mark = spans.StepMark(is_quiet=not enabled)
@@ -188,15 +191,20 @@ class Profile:
         """The first step, one of every quarter of a second, or one at whose beginning something happens has begun."""
         log = self._log
         assert log.open is not None
-        index, now_ns = log.open.index, log.open.began_ns
-        for run_delay in self._run_delay:
-            run_delay.read(index - 1)
-        if now_ns >= self._settle_at_ns or index >= log.due_step or log.is_traced():
+        index, now_ns = log.open
+        are_records_due = now_ns >= self._settle_at_ns or index >= log.due_step or log.is_traced()
+        if are_records_due or now_ns >= self._read_at_ns:
+            for run_delay in self._run_delay:
+                run_delay.read(index - 1)
+            self._read_at_ns = now_ns + READ_EVERY_NS
+        if are_records_due:
             self._close_annotation()
             self._settle_steps(index)
             self._settle_at_ns = now_ns + _SETTLE_EVERY_NS
             self._begin_step(index)
-        log.due_ns = min(self._settle_at_ns, now_ns + READ_EVERY_NS)
+        elif self._has_settled and self._settling is not None:
+            self._has_settled = self._settling.add(most=_MOST_SETTLED_STEPS)
+        log.due_ns = 0 if self._has_settled else min(self._settle_at_ns, self._read_at_ns)
 
     def _settle_steps(self, index: int) -> None:
         """Make records of the finished steps, before step `index`, and begin what begins with it."""
@@ -213,7 +221,7 @@ class Profile:
                     for run_delay in self._run_delay:
                         run_delay.skip()  # what a capture takes between two steps is in none
         finally:
-            self._settling.add(*records)
+            self._has_settled = self._settling.add(*records, most=_MOST_SETTLED_STEPS)
 
     def _take_records(self) -> list[StepRecord]:
         """Records of the steps that have ended since the last call."""
@@ -537,12 +545,10 @@ os.register_at_fork(after_in_child=_in_child)
 
 def _open_spans(log: StepLog, names: Callable[[], list[str]]) -> list[str]:
     """Names of the open spans, the step first, which has a span only while a profiler records."""
-    step, inner = log.open, names()
-    return (
-        inner
-        if step is None or any(name.startswith(spans.STEP_PREFIX) for name in inner)
-        else [f"{spans.STEP_PREFIX}{step.index}", *inner]
-    )
+    inner = names()
+    if log.open is None or any(name.startswith(spans.STEP_PREFIX) for name in inner):
+        return inner
+    return [f"{spans.STEP_PREFIX}{log.running_step()}", *inner]
 
 
 def _weakly_taken(profile: Profile) -> Callable[[], list[StepRecord]]:

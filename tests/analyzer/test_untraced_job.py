@@ -76,7 +76,7 @@ def test_without_a_large_recorded_loss_the_cause_is_unknown(figures: dict[str, f
     assert job_time.breakdown == {Cause.UNEXPLAINED: pytest.approx(1 - share), Cause.DATA_LOADING: pytest.approx(share)}
     trace = next(layer for layer in job_time.layers if layer.layer == "trace")
     assert (trace.used, trace.agrees) == (False, None)
-    assert "a capture" in trace.note
+    assert "a full capture" in trace.note
     assert "no_trace" in [notice.code for notice in analysis.warnings]
 
 

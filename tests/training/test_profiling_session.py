@@ -490,7 +490,7 @@ def test_after_the_block_it_says_the_verdict(tmp_path: Path) -> None:
 def test_without_a_verdict_it_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with stepscope.profile("short", tmp_path) as prof:
         _train(prof, 2)
-    assert "no step was profiled" in prof.summary()
+    assert "no profiled step can be analysed" in prof.summary()
     assert prof.result is not None
     assert prof.result.verdict.cause is Cause.INSUFFICIENT_EVIDENCE
     with stepscope.profile("off", tmp_path, enabled=False) as prof:

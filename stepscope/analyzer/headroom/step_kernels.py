@@ -35,7 +35,6 @@ class StepKernels:
         name, operator, call: index into these.
         work: number of the operator's call, equal for the kernels that it launched.
         duration_ns: mean over the captured steps with the same kernels.
-        launch_ns: start of the host call that launched it.
         by_main: launched from the thread of the training loop, mostly the forward pass and the optimizer.
         by_optimizer: launched by the optimizer's step.
         num_blocks: size of its grid.
@@ -54,7 +53,6 @@ class StepKernels:
     work: IntColumn
     stream: IntColumn
     duration_ns: Floats
-    launch_ns: IntColumn
     by_main: Flags
     by_optimizer: Flags
     num_blocks: IntColumn
@@ -137,7 +135,11 @@ def step_kernels(
     calls = _numbered(np.where(operator != NONE, trace.shapes[operator], NONE))
     _, launch, in_launch = np.unique(activities.launch_row[kernels[own]], return_inverse=True, return_counts=True)
     is_alone = in_launch[launch] == 1  # a graph's launch does not tell its parts apart
+    by_main = activities.launch_lane[kernels[own]] == steps.main_lane
+    launch_ns = activities.launch_ns[kernels[own]]
+    backward_ends_ns = launch_ns[~by_main].max(initial=0)  # a closure runs the whole step inside of the optimizer's
     by_optimizer = launched_by_optimizer(trace, activities, kernels, steps)[own] & is_alone
+    by_optimizer &= launch_ns > backward_ends_ns
     return StepKernels(
         names=[trace.names[name] for name in names.values],
         operators=[trace.names[name] for name in operators.values],
@@ -148,8 +150,7 @@ def step_kernels(
         work=_numbered(operator).code,
         stream=activities.stream[kernels[own]].astype(np.int64),
         duration_ns=np.mean([duration[places] for places in alike], axis=0),
-        launch_ns=activities.launch_ns[kernels[own]],
-        by_main=activities.launch_lane[kernels[own]] == steps.main_lane,
+        by_main=by_main,
         by_optimizer=by_optimizer,
         num_blocks=trace.num_blocks(row[own]),
         repeats_forward=recomputed(trace, operator),

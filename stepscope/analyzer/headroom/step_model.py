@@ -162,5 +162,5 @@ def step_model(
         replaced=np.zeros(len(own_ns), np.bool_),
         exposed_ms=Span(exposed_ms * scale, exposed_ms * scale),
         hidden_ms=hidden_ms,
-        outside_ms=Span(running_ms - device_ms, running_ms - device_ms),
+        outside_ms=NO_TIME if host.least >= running_ms else Span(running_ms - device_ms, running_ms - device_ms),
     )

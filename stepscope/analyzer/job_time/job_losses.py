@@ -149,7 +149,7 @@ def job_losses(
         irregular_ms = min(longer_ms, max(left_ms - (floor_ms or 0.0), 0.0))
     slow.append(Loss(Cause.UNEXPLAINED, irregular_ms, basis=BOUND))
     rest_ms = max(left_ms - irregular_ms, 0.0)
-    rest = _rest(training, captures, rest_ms, light, late_cause)
+    rest = _rest(training, captures, rest_ms, light, late_cause, floor_ms=floor_ms or 0.0)
     losses = merged_losses(
         [loss for loss in (*recorded, *slow, *rest.losses) if max(loss.ms, loss.overlap_ms) > _ROUNDING_MS]
     )
@@ -212,25 +212,41 @@ def _captured(training: TrainingTime, captures: Sequence[CapturedSteps], kind: F
 
     A step that waited for what began before the trace does not show why; it counts only where no other is captured.
     """
-    wanted = set(training.steps.index[kind].tolist())
     rows = [
         row
         for capture in captures
-        for index, row in zip(capture.index, capture.cause_ms, strict=True)
-        if index in wanted
+        for place, row in zip(_places(training, capture), capture.cause_ms, strict=True)
+        if place is not None and kind[place]
     ]
     known = [row for row in rows if row[CAUSE_CODE[Cause.BEFORE_WINDOW]] <= MAX_BEFORE_WINDOW * row.sum()]
     return np.mean(known or rows, axis=0) if rows else None
 
 
+def _places(training: TrainingTime, capture: CapturedSteps) -> list[int | None]:
+    """Row of each captured step: of the attempt whose records say that a profiler recorded most of them, the latest
+    where none does; None without a record."""
+    steps = training.steps
+    rows = np.flatnonzero(np.isin(steps.index, capture.index))
+    if not len(rows):
+        return [None] * len(capture.index)
+    attempts = steps.attempt[rows]
+    attempt = max(np.unique(attempts), key=lambda one: (int(steps.is_captured[rows[attempts == one]].sum()), one))
+    place = {int(steps.index[row]): int(row) for row in rows[attempts == attempt]}
+    return [place.get(index) for index in capture.index]
+
+
 def _copies_weights(training: TrainingTime, captures: Sequence[CapturedSteps]) -> bool:
     """Whether captured slow steps copy as much to pageable memory as a save of the weights does."""
-    slow = set(training.steps.index[training.slow.is_slow].tolist())
+    steps, is_slow = training.steps, training.slow.is_slow
     allocated = training.steps.figures.get("memory_allocated_bytes")
     least = MIN_COPIED_BYTES if allocated is None else MIN_COPIED_SHARE * float(np.nanmedian(allocated))
     for capture in captures:
-        recorded = range(min(capture.index), max(capture.index) + 2)  # the last step is in the trace, but not whole
-        num_slow = len(slow.intersection(recorded))
+        places = [place for place in _places(training, capture) if place is not None]
+        if not places:
+            continue
+        recorded = (steps.attempt == steps.attempt[places[0]]) & (steps.index >= min(capture.index))
+        recorded &= steps.index <= max(capture.index) + 1  # the last step is in the trace, but not whole
+        num_slow = int((recorded & is_slow).sum())
         if num_slow and capture.pageable_bytes / num_slow >= least:
             return True
     return False
@@ -248,6 +264,8 @@ def _rest(
     rest_ms: float,
     light: CalibratedSteps | None,
     late_cause: Cause | None,
+    *,
+    floor_ms: float,
 ) -> _Rest:
     """What is left of an ordinary step, divided as its captures are."""
     captures = [capture for capture in captures if len(capture.index)]
@@ -270,7 +288,6 @@ def _rest(
     paused = [capture.paused_ms / capture.step_ms.mean() for capture in captures]
     extra: list[Loss] = []
     if (share := float(np.mean(paused))) >= MIN_PAUSED_SHARE:
-        floor_ms = _floor_ms(captures) or 0.0
         contended_ms = min(share * rest_ms, max(rest_ms - floor_ms, 0.0))
         extra = [Loss(Cause.CONTENTION, contended_ms, [Reason.GPU_SHARED], basis=BOUND, is_inferred=True)]
         work = sum(of.get(cause, 0.0) for cause in _DEVICE_WORK)

@@ -134,9 +134,12 @@ def _by_trace(analysis: Analysis, capture: CapturedSteps) -> Analysis:
     )
 
 
+MOST_TIMES = 10.0
+"""More times that of other steps is no step time any more: records and trace are of different steps."""
+
 WITHOUT_TRACE = (
-    "no step was profiled: a capture of a few would divide the unexplained time into compute, communication, copies "
-    "and CPU time"
+    "no profiled step can be analysed: a full capture of a few would divide the unexplained time into compute, "
+    "communication, copies and CPU time"
 )
 
 
@@ -166,7 +169,7 @@ def _job_time(training: TrainingTime, losses: JobLosses, *, has_trace: bool) -> 
         if loss.cause is Cause.UNEXPLAINED and loss.basis == TELEMETRY and not loss.reasons
     )
     agrees = None if losses.distortion is None else abs(losses.distortion) <= NOTABLE_DISTORTION
-    note = f"step time differs by {losses.distortion:+.0%} from other steps" if agrees is False else ""
+    note = _difference(losses.distortion or 0.0) if agrees is False else ""
     trace = EvidenceLayer("trace", has_trace, agrees, note if has_trace else WITHOUT_TRACE)
     return JobTime(
         num_steps=training.num_steps,
@@ -192,6 +195,15 @@ def _job_time(training: TrainingTime, losses: JobLosses, *, has_trace: bool) -> 
         trend=training.trend,
         num_settled=training.num_settled,
     )
+
+
+def _difference(distortion: float) -> str:
+    """Clause: how profiled steps differ from others."""
+    if distortion < 1.0:
+        return f"step time differs by {distortion:+.0%} from other steps"
+    if distortion + 1.0 > MOST_TIMES:
+        return f"step time is more than {MOST_TIMES:.0f} times that of other steps"
+    return f"step time is {distortion + 1:.1f} times that of other steps"
 
 
 def _notices(training: TrainingTime) -> list[Notice]:

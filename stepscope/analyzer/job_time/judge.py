@@ -133,12 +133,13 @@ class Judge:
             return verdict
         unattributed = self._unattributed()
         largest = next((loss for loss in self.losses.losses if loss.recorded is not None), None)
-        what = f"no step was profiled, and {unattributed:.1%} of training time has no recorded cause"
+        what = f"no profiled step can be analysed, and {unattributed:.1%} of training time has no recorded cause"
         if largest is not None and self.losses.share(largest.ms) >= SHOWN_FROM:
             what += f"; the largest recorded loss is {self.losses.share(largest.ms):.1%} ({self._title(largest)})"
         if self._has_too_few_steps():
             num_steps = counted(self.training.num_steps, "step")
-            what = f"no step was profiled, and only {self.training.num_settled} of {num_steps} may stand for the job"
+            num_settled = self.training.num_settled
+            what = f"no profiled step can be analysed, and only {num_settled} of {num_steps} may stand for the job"
         evidence = Evidence("unexplained", unattributed, "ratio", BOTTLENECK_THRESHOLD)
         return replace(verdict, summary=what, evidence=[evidence], secondary=self._secondary(None))
 

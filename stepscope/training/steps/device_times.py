@@ -12,7 +12,7 @@ import logging
 import sys
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,10 +26,11 @@ _MOST_KEPT_EVENTS = 1000
 class _Mark:
     """CUDA event that is used again once nobody refers to its mark: to make one takes three times as long."""
 
-    __slots__ = ("_kept", "event")
+    __slots__ = ("_kept", "event", "stream")
 
-    def __init__(self, event: Any, kept: deque[Any]) -> None:
+    def __init__(self, event: Any, kept: deque[Any], stream: Any) -> None:
         self.event = event
+        self.stream = stream
         self._kept = kept
 
     def __del__(self) -> None:
@@ -52,10 +53,13 @@ class DeviceStep:
 
     def has_passed(self) -> bool:
         """Whether the GPU has passed the end of the step; also True where that can never be known."""
-        if self._has_passed:  # for good, and a question costs a microsecond
-            return True
+        if not self._has_passed and not is_capturing_graph():
+            self._ask()
+        return self._has_passed
+
+    def _ask(self) -> bool:
         try:
-            self._has_passed = not is_capturing_graph() and bool(self.end.event.query())
+            self._has_passed = bool(self.end.event.query())
         except RuntimeError:
             logger.debug("device times are lost", exc_info=True)
             self.is_lost = self._has_passed = True
@@ -70,6 +74,25 @@ class DeviceStep:
         times = [None if self.is_lost else _time_between(began.mark, ended.mark) for began, ended in intervals]
         known = [time_ns for time_ns in times if time_ns is not None]
         return sum(known) if len(known) == len(times) else None
+
+
+def ask_how_far(steps: Sequence[DeviceStep]) -> None:
+    """Find out which of some steps, in their order, the GPU has passed; a question costs it some microseconds.
+
+    A stream passes its marks in their order, so that of those at the end of one stream few are asked.
+    """
+    if not steps or is_capturing_graph():
+        return
+    first = next((n for n in range(len(steps), 0, -1) if steps[n - 1].end.stream != steps[-1].end.stream), 0)
+    behind = len(steps)
+    while first < behind:  # all before `first` are known, and all from `behind` on are not passed
+        middle = behind - 1 if behind == len(steps) else (first + behind) // 2
+        if not steps[middle]._ask():
+            behind = middle
+            continue
+        for step in steps[first:middle]:
+            step._has_passed = True
+        first = middle + 1
 
 
 def is_capturing_graph() -> bool:
@@ -118,7 +141,7 @@ class DeviceClock:
             kept = self._kept
             event = kept.pop() if kept else calls.new_event()
             calls.record(event, self._stream)
-            return _Mark(event, kept)
+            return _Mark(event, kept, key)
         except Exception:  # training must never be hurt
             logger.debug("the GPU takes no marks", exc_info=True)
             self._has_failed, self._calls = True, None

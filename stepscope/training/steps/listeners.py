@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from itertools import islice
 from typing import Any, Protocol, TypeVar
 
 from stepscope.training.anomalies.monitor import AnomalyMonitor
@@ -24,7 +25,7 @@ from stepscope.training.memory.snapshots import OutOfMemoryReporter, PeriodicMem
 from stepscope.training.run.context import RunContext
 from stepscope.training.settings.backward import ObservedBackward
 from stepscope.training.settings.observed import ObservedSettings
-from stepscope.training.steps.device_times import DeviceClock
+from stepscope.training.steps.device_times import DeviceClock, ask_how_far
 from stepscope.training.steps.exporters import StepExport, chosen_exporters
 from stepscope.training.steps.gradients import ClippedGradientNorm, LossScaleFigures
 from stepscope.training.steps.observed_phases import ObservedCheckpoints, ObservedEvaluations
@@ -253,11 +254,17 @@ class PendingSteps:
         with self._lock:
             return self._take()
 
-    def add(self, *records: StepRecord) -> None:
-        """Take finished steps, and pass on those that are settled by now."""
+    def add(self, *records: StepRecord, most: int = _MAX_WAITING) -> bool:
+        """Take finished steps, and pass on those that are settled by now.
+
+        Args:
+            most: passed on at once. Whether there may be more is returned.
+        """
         with self._lock:
             self._waiting.extend(records)
-            self._pass_on(self._settled())
+            settled = self._settled(most)
+            self._pass_on(settled)
+            return len(settled) == most
 
     def hurry(self) -> None:
         """Pass all on with the figures that are there; on any thread, when the training thread may not come back.
@@ -289,10 +296,12 @@ class PendingSteps:
         finally:
             self._listeners.close()
 
-    def _settled(self) -> list[StepRecord]:
-        """Those that wait for nothing any more, up to the first that does."""
-        records, waiting = [], self._waiting
-        while waiting and (len(waiting) > _MAX_WAITING or waiting[0].is_settled):
+    def _settled(self, most: int) -> list[StepRecord]:
+        """The first that wait for nothing any more."""
+        records: list[StepRecord] = []
+        waiting = self._waiting
+        ask_how_far([record.device for record in islice(waiting, most) if record.device is not None])
+        while waiting and (len(waiting) > _MAX_WAITING or (len(records) < most and waiting[0].is_settled)):
             records.append(waiting.popleft())
         return records
 

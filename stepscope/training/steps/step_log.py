@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import takewhile
 from time import monotonic_ns
 from typing import Generic, TypeVar
@@ -25,60 +25,7 @@ _UNCHANGING = frozenset({float, int, bool})
 
 
 _Interval = tuple[str | None, int, Mark, int, Mark]
-
-
-class LoggedStep:
-    """A step as the training thread notes it, by the monotonic clock.
-
-    Attributes:
-        intervals: of phases by name, and of waits for data by None: their ends and marks. None when there are none.
-        record: where the first intervals of a step with very many are.
-    """
-
-    __slots__ = ("began_ns", "deferred", "end_mark", "ended_ns", "figures", "index", "intervals", "record")
-
-    def __init__(self, index: int, began_ns: int) -> None:
-        self.index = index
-        self.began_ns = began_ns
-        self.ended_ns = began_ns
-        self.end_mark: Mark = None
-        self.figures: Mapping[str, object] = {}
-        self.deferred: list[DeferredScalars] | None = None
-        self.intervals: list[_Interval] | None = None
-        self.record: StepRecord | None = None
-
-    def add(self, interval: _Interval) -> None:
-        """Note an interval of a phase or of a wait for data."""
-        if self.intervals is None:
-            self.intervals = [interval]
-            return
-        self.intervals.append(interval)
-        if len(self.intervals) >= MOST_INTERVALS:
-            if self.record is None:
-                self.record = StepRecord(self.index, 0)
-            self._add_intervals_to(self.record)
-            self.intervals.clear()
-
-    def as_record(self, wall_offset_ns: int) -> StepRecord:
-        """The step's record, without figures and marks.
-
-        Args:
-            wall_offset_ns: from the monotonic clock to ns since the epoch.
-        """
-        record = StepRecord(self.index, 0) if self.record is None else self.record
-        record.start_ns = self.began_ns + wall_offset_ns
-        record.end_ns = self.ended_ns + wall_offset_ns
-        if self.intervals:
-            self._add_intervals_to(record)
-        return record
-
-    def _add_intervals_to(self, record: StepRecord) -> None:
-        for name, began_ns, began_mark, ended_ns, ended_mark in self.intervals or ():
-            interval = Instant(began_ns, began_mark), Instant(ended_ns, ended_mark)
-            if name is None:
-                record.add_data_wait(interval)
-            else:
-                record.add_phase(name, interval)
+"""Of a phase by its name, or of a wait for data (None): its ends by the monotonic clock, each with its mark."""
 
 
 class StepLog:
@@ -89,7 +36,7 @@ class StepLog:
         figures: reads what the training loop gives.
 
     Attributes:
-        open: None before the first step.
+        open: number of the open step and its beginning by the monotonic clock; None before the first, and at the end.
         due_ns, due_step: by the monotonic clock and by the number of the step that begins, when `end_step` next tells
             that something is due.
         is_traced: whether a profiler records this thread, which is to see each step's own span: always due then.
@@ -97,18 +44,20 @@ class StepLog:
     """
 
     __slots__ = (
-        "_before", "_ended", "_figures", "_wall_offset_ns", "captured", "due_ns", "due_step", "is_traced", "mark",
-        "open", "state",
+        "_before", "_ended", "_figures", "_full", "_intervals", "_wall_offset_ns", "captured", "due_ns", "due_step",
+        "is_traced", "mark", "open", "state",
     )  # fmt: skip
 
     def __init__(self, mark: Callable[[], Mark], figures: StepScalarReader) -> None:
-        self.open: LoggedStep | None = None
+        self.open: tuple[int, int] | None = None
         self.due_ns = self.due_step = 0
         self.is_traced: Callable[[], bool] = lambda: False
         self.state, self.captured = "wait", False
         self.mark = mark
         self._figures = figures
-        self._ended: deque[LoggedStep] = deque()
+        self._ended: deque[_EndedStep] = deque()
+        self._intervals: list[_Interval] | None = None
+        self._full: StepRecord | None = None
         self._before: Mark = None
         self._wall_offset_ns = 0
 
@@ -116,7 +65,7 @@ class StepLog:
         """Begin a step, after something was done between two steps, which belongs to neither."""
         now_ns = monotonic_ns()
         self._wall_offset_ns = time.time_ns() - now_ns
-        self.open = LoggedStep(index, now_ns)
+        self.open = index, now_ns
 
     def end_step(self, figures: dict[str, object]) -> bool:
         """End the open step and begin the next; whether more is to be done now.
@@ -124,32 +73,43 @@ class StepLog:
         Raises:
             RuntimeError: no step is open.
         """
-        step = self.open
-        if step is None:
+        now_ns, mark = monotonic_ns(), self.mark()
+        if self.open is None:
             raise RuntimeError("profile() measures inside its with block: `with stepscope.profile(...) as prof:`")
-        now_ns = step.ended_ns = monotonic_ns()
-        step.end_mark = self.mark()
+        index, began_ns = self.open
+        deferred: Sequence[DeferredScalars] = ()
         for value in figures.values():
             if type(value) not in _UNCHANGING:
-                plain, step.deferred = self._figures.read(figures)
+                plain, deferred = self._figures.read(figures)
                 figures = {**plain}
                 break
-        step.figures = figures
-        index = step.index + 1
-        self.open = LoggedStep(index, now_ns)
-        self._ended.append(step)
+        self._ended.append((index, began_ns, now_ns, mark, figures, deferred, self._intervals, self._full))
+        self._intervals = self._full = None
+        index += 1
+        self.open = index, now_ns
         return now_ns >= self.due_ns or index >= self.due_step or self.is_traced()
 
     def add(self, name: str | None, began_ns: int, began_mark: Mark) -> None:
         """Note an interval of a phase, or of a wait for data (None), which ends now."""
-        if self.open is not None:
-            self.open.add((name, began_ns, began_mark, monotonic_ns(), self.mark()))
+        self._note((name, began_ns, began_mark, monotonic_ns(), self.mark()))
 
     def add_interval(self, name: str | None, interval: Interval) -> None:
         """Note an interval that has ended."""
         began, ended = interval
-        if self.open is not None:
-            self.open.add((name, *began, *ended))
+        self._note((name, *began, *ended))
+
+    def _note(self, interval: _Interval) -> None:
+        if self.open is None:
+            return
+        if self._intervals is None:
+            self._intervals = [interval]
+            return
+        self._intervals.append(interval)
+        if len(self._intervals) >= MOST_INTERVALS:
+            if self._full is None:
+                self._full = StepRecord(self.open[0], 0)
+            _add(self._intervals, self._full)
+            self._intervals = None
 
     def ask_at_end(self) -> None:
         """Have the open step's end be one at which something is due; from any thread."""
@@ -157,43 +117,73 @@ class StepLog:
 
     def running_step(self) -> int:
         """Number of the open step, or of the first; on any thread."""
-        return 0 if self.open is None else self.open.index
+        return 0 if self.open is None else self.open[0]
 
     def newest(self) -> StepRecord | None:
-        """The step that has ended last, with its times; None when its record is made. On any thread."""
+        """The step that has ended last, with its times; None where its record is made. On any thread."""
         try:
-            step = self._ended[-1]
+            index, began_ns, ended_ns, _, _, _, intervals, full = self._ended[-1]
         except IndexError:
             return None
-        return step.as_record(self._wall_offset_ns) if step.record is None else step.record
+        record = StepRecord(index, began_ns + self._wall_offset_ns, ended_ns + self._wall_offset_ns)
+        if full is not None:
+            record.data_wait_ns, record.phases = full.data_wait_ns, full.phases.copy()
+        _add(intervals or (), record)
+        return record
 
     def open_step(self) -> OpenStep | None:
         """The open step; on any thread."""
-        step = self.open
-        if step is None:
+        if self.open is None:
             return None
-        return OpenStep(step.index, step.began_ns / 1e9, step.began_ns + self._wall_offset_ns)
+        index, began_ns = self.open
+        return OpenStep(index, began_ns / 1e9, began_ns + self._wall_offset_ns)
 
     def open_record(self) -> StepRecord | None:
-        """The record of the open step, which is never finished."""
-        return None if self.open is None else self.open.as_record(self._wall_offset_ns)
+        """A record of the open step, which is never finished."""
+        return None if self.open is None else StepRecord(self.open[0], self.open[1] + self._wall_offset_ns)
 
     def take(self) -> list[StepRecord]:
         """The records of the steps that have ended since the last call, as far as they are known by now."""
         records = []
+        offset_ns = self._wall_offset_ns
         while self._ended:
-            step = self._ended.popleft()
-            record = step.as_record(self._wall_offset_ns)
+            index, began_ns, ended_ns, mark, figures, deferred, intervals, full = self._ended.popleft()
+            record = StepRecord(index, 0) if full is None else full
+            record.start_ns, record.end_ns = began_ns + offset_ns, ended_ns + offset_ns
             record.state, record.captured = self.state, self.captured
-            if step.figures:
-                record.figures, _ = self._figures.read(step.figures)
-            if step.deferred:
-                record.deferred = step.deferred
-            before, self._before = self._before, step.end_mark
-            if step.end_mark is not None:
-                record.device = DeviceStep(before, step.end_mark)
+            if figures:
+                record.figures, _ = self._figures.read(figures)
+            record.deferred += deferred
+            if intervals is not None:
+                _add(intervals, record)
+            before, self._before = self._before, mark
+            if mark is not None:
+                record.device = DeviceStep(before, mark)
             records.append(record)
         return records
+
+
+_EndedStep = tuple[
+    int,
+    int,
+    int,
+    Mark,
+    dict[str, object],
+    Sequence[DeferredScalars],
+    list[_Interval] | None,
+    StepRecord | None,
+]
+"""A step as the training thread notes it: number, beginning and end by the monotonic clock, mark of the end, figures of
+the host and those on their way from the GPU, intervals, and a record with the first of them where there are many."""
+
+
+def _add(intervals: Iterable[_Interval], record: StepRecord) -> None:
+    for name, began_ns, began_mark, ended_ns, ended_mark in intervals:
+        interval = Instant(began_ns, began_mark), Instant(ended_ns, ended_mark)
+        if name is None:
+            record.add_data_wait(interval)
+        else:
+            record.add_phase(name, interval)
 
 
 T = TypeVar("T")

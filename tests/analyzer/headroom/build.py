@@ -78,7 +78,6 @@ def kernels_of(rows: Sequence[Kernel]) -> StepKernels:
         work=column(list(range(len(rows)))),
         stream=column([7] * len(rows)),
         duration_ns=np.array([row.us * 1e3 for row in rows]),
-        launch_ns=column([NONE] * len(rows)),
         by_main=np.array([row.by_main for row in rows]),
         by_optimizer=np.array([row.by_optimizer for row in rows]),
         num_blocks=column([row.blocks for row in rows]),

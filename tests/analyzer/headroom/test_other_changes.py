@@ -137,7 +137,7 @@ def test_kernels_of_few_blocks_and_the_optimizer_take_more_samples_at_no_cost() 
     step = step_of([small, *adam(1_000_000)])
     changed = larger_batch(step, facts)
     assert changed is not None
-    assert changed.knob.startswith("8 times")
-    assert changed.step.step_ms.middle == pytest.approx(step.step_ms.middle / 8, rel=1e-6)
+    assert changed.knob.startswith("4 times")
+    assert changed.step.step_ms.middle == pytest.approx(step.step_ms.middle / 4, rel=1e-6)
     assert larger_batch(step, FACTS) is None
     assert larger_batch(step_of([MATMUL]), facts) is None

@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 
 from stepscope.analyzer.job_time.job_verdict import RunFacts
+from stepscope.analyzer.job_time.loss import Loss
 from stepscope.analyzer.summaries import JobContext
 from stepscope.analyzer.untraced_job import analyse_untraced_job
 from stepscope.core.documents.analysis import Analysis
+from stepscope.core.documents.run_directory import RankSteps
 from stepscope.core.documents.training_settings import LoaderSettings, TrainingSettings
 from stepscope.core.vocabulary import Cause, Reason
 from tests.analyzer.build import TraceBuilder
-from tests.analyzer.job_time.records import MS, captured, rank_steps
+from tests.analyzer.job_time.records import MS, START_NS, captured, rank_steps
 from tests.analyzer.readings import analyse
 
 _CAPTURED_US = 80_000
@@ -322,3 +324,29 @@ def test_evaluations_after_skipped_updates_are_evaluations() -> None:
     assert verdict.fix is not None
     assert verdict.fix.step_ms == pytest.approx(60 / (2 / 3), rel=0.05)
     assert sum(job_time.breakdown.values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("length_ms", "words"), [(50.0, "differs by +60%"), (20.0, "is 4.0 times"), (1.0, "more than 10")]
+)
+def test_how_profiled_steps_differ_is_said_in_bounds(length_ms: float, words: str) -> None:
+    job_time = _analysed(lambda _: length_ms).job_time
+    assert job_time is not None
+    assert words in next(layer.note for layer in job_time.layers if layer.layer == "trace")
+
+
+def test_captured_steps_are_those_of_the_attempt_that_was_profiled() -> None:
+    """Step 5 was slow in the first attempt; the second one's capture of its own step 5 does not tell why."""
+    first = rank_steps(0, [900.0 if index == 5 else 80.0 for index in range(12)])
+    again = rank_steps(0, [80.0] * 30, captured(4, 6), attempt=2, first=2, start_ns=START_NS + 5_000 * MS)
+    trace = _trace((40_000, 10_000, 40_000))
+    records = RankSteps(0, [*first.steps, *again.steps])
+    job_time = analyse(trace, context=JobContext(run=RunFacts([records]))).job_time
+    assert job_time is not None
+    assert job_time.unexplained is not None
+    assert job_time.unexplained.num_steps == 1
+
+
+def test_share_of_a_loss_within_its_bounds_moves_what_it_gains() -> None:
+    loss = Loss(Cause.HOST_BOUND, 10.0, alone_ms=8.0, own_ms=12.0).limited(5.0)
+    assert (loss.gain_ms, loss.own_ms) == (4.0, 6.0)

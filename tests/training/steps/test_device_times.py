@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stepscope.core.loader_waits import MOST_INTERVALS, Instant, Interval
-from stepscope.training.steps.device_times import DeviceClock
+from stepscope.training.steps.device_times import DeviceClock, DeviceStep, ask_how_far
 from stepscope.training.steps.listeners import PendingSteps
 from stepscope.training.steps.scalars import DeferredScalars, DeviceScalarReader, StepScalarReader
 from stepscope.training.steps.step_log import StepLog
@@ -238,3 +241,25 @@ def test_a_step_keeps_only_so_many_marks_and_the_time_of_them_all(gpu: _Gpu) -> 
     assert len(record.phase_intervals["save"]) == MOST_INTERVALS
     (written,) = _settled([_end(clock, gpu, 0, 30, record)])
     assert (written.exposed_data_wait_ns, written.exposed_phases) == (None, {})
+
+
+@given(st.lists(st.integers(0, 1), max_size=40), st.integers(0, 40))
+def test_of_a_stream_few_marks_are_asked_and_all_that_is_passed_is_known(streams: list[int], num_passed: int) -> None:
+    asked: list[int] = []
+
+    def mark(number: int, stream: int) -> Any:
+        def query() -> bool:
+            asked.append(number)
+            return number < num_passed
+
+        return SimpleNamespace(event=SimpleNamespace(query=query), stream=stream)
+
+    devices = [DeviceStep(None, mark(number, stream)) for number, stream in enumerate(streams)]
+    ask_how_far(devices)
+    last = streams[::-1]
+    num_last = next((n for n, stream in enumerate(last) if stream != last[0]), len(last))
+    of_last = range(len(streams) - num_last, len(streams))
+    assert [devices[number]._has_passed for number in of_last] == [number < num_passed for number in of_last]
+    assert set(asked) <= set(of_last)
+    assert len(asked) <= 2 + num_last.bit_length()
+    assert [device.has_passed() for device in devices] == [number < num_passed for number in range(len(streams))]

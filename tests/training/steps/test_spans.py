@@ -22,6 +22,7 @@ _RECORDER = SpanRecorder(OpenSpans(lambda _: None), _LOG)
 @pytest.fixture(autouse=True)
 def _begun() -> None:
     _LOG.begin(0)
+    _waits()
 
 
 def _waits() -> list[int]:

@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 
 import stepscope
 from stepscope.core.loader_waits import MOST_INTERVALS, Instant
+from stepscope.core.protocol.captures import Alignment, CaptureRequest
 from stepscope.training import profiling_session
+from stepscope.training.captures.plan import AgreedCapture, CaptureSlot
 from stepscope.training.steps.scalars import DeviceScalarReader, StepScalarReader
 from stepscope.training.steps.step_log import StepLog, StepNotes
 from stepscope.training.steps.telemetry import NEVER, StepRecord
@@ -143,6 +145,52 @@ def test_lines_are_the_same_however_many_steps_are_settled_together(
     assert [line["index"] for line in lines if line.get("prepare_ns")] == [8, 9, 18, 19]
     assert all(earlier["end_ns"] <= later["start_ns"] for earlier, later in pairwise(lines))
     assert all(line["end_ns"] - line["start_ns"] >= line["phases"].get("other", 0) for line in lines)
+
+
+def test_evaluations_and_clipped_norms_are_of_their_step_in_the_middle_of_a_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(profiling_session, "_SETTLE_EVERY_NS", 10**12)
+    model = torch.nn.Linear(2, 1)
+    loader, batches = (torch.utils.data.DataLoader(torch.ones(64, 2), batch_size=4) for _ in range(2))
+    training = iter(batches)
+    with stepscope.profile("r", tmp_path, stepscope.every(100)) as prof:
+        for number in range(12):
+            if number in (3, 4):  # by the reading of a loader, and by the model's mode
+                with torch.no_grad():
+                    for _ in loader if number == 3 else [model.eval()]:
+                        time.sleep(0.001)
+            model.train()
+            model.zero_grad()
+            model(next(training)).sum().backward()
+            if number % 2:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            prof.step()
+    lines = _lines(tmp_path / "r")
+    assert [line["index"] for line in lines if "evaluation" in line["phases"]] == [3, 4]
+    assert [line["index"] for line in lines if "grad_norm" in line] == [1, 3, 5, 7, 9, 11]
+
+
+def test_a_capture_that_is_asked_for_in_the_middle_of_a_batch_begins_with_its_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiling_session, "_SETTLE_EVERY_NS", 10**12)
+    with stepscope.profile("r", tmp_path, stepscope.every(100)) as prof:
+        for number in range(16):
+            if number == 6:
+                assert prof._agent_link is not None
+                request = CaptureRequest("asked", 2, start_step=10)
+                asking = AgreedCapture(request, CaptureSlot(10, 2), Alignment.STEP)
+                thread = threading.Thread(target=prof._agent_link.plan.post, args=(asking,))
+                thread.start()
+                thread.join()
+            prof.step()
+    lines = _lines(tmp_path / "r")
+    assert [line["index"] for line in lines] == list(range(16))
+    assert [line["index"] for line in lines if line["captured"]] == [10, 11]
+    assert [line["index"] for line in lines if line["state"] == "warmup"] == [9]
+    assert (tmp_path / "r" / "traces" / "step10" / "rank0.json.gz").exists()
 
 
 def test_steps_that_are_not_settled_yet_are_kept_when_an_exception_ends_the_loop(
