@@ -31,6 +31,7 @@ CHECKS: Final = (
     "step",
     "confidence",
     "pair",
+    "advice",
     "action",
     "gain",
     "saving",
@@ -123,6 +124,9 @@ def checks_of(verdict: Verdict, truth: dict[str, Any], step_tolerance: float) ->
     if pair := truth.get("pair"):
         wrong = [f"{name} {said}" for name, fault in pair.items() if (said := _cost_missed(verdict, fault))]
         check("pair", is_right=not wrong, said=", ".join(wrong))
+    if advice := truth.get("advice"):
+        first = verdict.fix.action if verdict.fix is not None else next(iter(verdict.actions), "")
+        check("advice", is_right=re.search(advice, first, re.IGNORECASE) is not None, said=first)
     if changes := truth.get("headroom"):
         checks |= _checks_of_headroom(verdict.headroom, changes, truth, step_tolerance)
     return checks
@@ -182,6 +186,7 @@ def _truth_of_cause(truth: dict[str, Any], cause: str) -> dict[str, Any]:
         "ranks": fault.get("ranks"),
         "share": fault.get("gain"),
         "fixed_ms": fault.get("fixed_ms"),
+        "advice": truth.get("advice") if fault is next(iter(pair.values())) else None,
     }
 
 

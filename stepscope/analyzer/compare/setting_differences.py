@@ -12,7 +12,7 @@ from typing import Any
 
 from stepscope.analyzer.compare.run_record import RunRecord
 from stepscope.core.documents.comparison import CauseDifference, Change, RecordedDifference, SettingDifference
-from stepscope.core.documents.training_settings import TrainingSettings
+from stepscope.core.documents.training_settings import BackwardSettings, TrainingSettings
 from stepscope.core.vocabulary import Cause
 
 _WORK = (Cause.COMPUTE_BOUND, Cause.MEMORY_BOUND, Cause.LATENCY_BOUND)
@@ -65,7 +65,7 @@ def compare_settings(
     rows = []
     for name in sorted(names - _UNLIKELY):
         a, b = ({_text(run[name]) for run in side if name in run} for side in flat)
-        if a != b and a | b:
+        if a != b and ((a and b) or name.isupper()):  # a variable may be unset; a setting may be unknown
             acts_on = _acts_on(name)
             likely = sum(max(changed_ms.get(part, 0.0), 0.0) for part in acts_on)
             rows.append(SettingDifference(name, _joined(a), _joined(b), [str(part) for part in acts_on], likely))
@@ -118,6 +118,8 @@ def _of_settings(settings: TrainingSettings) -> dict[str, Any]:
             chosen = [one for one in value if getattr(one, "trains", True)]
             for inner in fields(value[0]):
                 found[f"{each.name}.{inner.name}"] = [getattr(one, inner.name) for one in chosen]
+        elif isinstance(value, BackwardSettings) and not value.is_whole:  # how far a look at a graph went is chance
+            found |= {f"backward.{name}": getattr(value, name) for name in ("passes", "synchronized_passes")}
         elif is_dataclass(value):
             found |= {f"{each.name}.{inner.name}": getattr(value, inner.name) for inner in fields(value)}
         else:

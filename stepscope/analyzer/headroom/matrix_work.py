@@ -73,6 +73,13 @@ class Filtering:
         known = [time for time in times if time is not None]
         return sum(known) if len(known) == len(times) else None
 
+    def converted_ns(self, rates: KernelRates, dtype: str, now_ns: float) -> float | None:
+        """Its time in another element type, by the ratio of measured times where its own is on tensor cores too."""
+        time_ns, own_ns = (self.time_ns(rates, one, "nchw") for one in (dtype, self.dtype))
+        if self.dtype == "float32" or time_ns is None or own_ns is None:
+            return time_ns
+        return now_ns * time_ns / own_ns
+
 
 def present_dtype(step: StepModel, recorded: str) -> str:
     """Element type in which matrices of a recorded type are multiplied after the changes so far."""

@@ -27,7 +27,8 @@ from stepscope.training.steps.telemetry import NEVER, StepRecord
 
 _FIRST_WALK_NS = 8_000_000
 _LATER_WALK_NS = 2_000_000
-"""Longest look at a graph, which has some thousand nodes of some microseconds each: in the first step, and later."""
+"""Longest look at a graph by the thread's CPU time; it has some thousand nodes of some microseconds each: in the first
+step, and later."""
 _NODES_BETWEEN_CLOCKS = 64
 _MOST_WATCHED = 4
 """Steps that are watched."""
@@ -71,14 +72,14 @@ class GraphSummary(NamedTuple):
 def summarize_graph(roots: Any, limit_ns: int) -> GraphSummary:
     """Walk the graph behind the tensors of a backward pass, from the last operators on, until the time is over."""
     tensors = roots if isinstance(roots, list | tuple) else (roots,)
-    ends = time.perf_counter_ns() + limit_ns
+    ends = time.thread_time_ns() + limit_ns
     waiting = [node for tensor in tensors if (node := getattr(tensor, "grad_fn", None)) is not None]
     seen, kinds = set(waiting), Counter[str]()
     attention, masks, types, shapes = Counter[str](), set[bool](), set[str](), list[tuple[int, ...]]()
     num_looked_at = 0
     while waiting:
         num_looked_at += 1
-        if num_looked_at % _NODES_BETWEEN_CLOCKS == 0 and time.perf_counter_ns() > ends:
+        if num_looked_at % _NODES_BETWEEN_CLOCKS == 0 and time.thread_time_ns() > ends:
             break
         node = waiting.pop()
         name = type(node).__name__
