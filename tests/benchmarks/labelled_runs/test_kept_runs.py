@@ -14,8 +14,8 @@ _RUNS = kept_runs()
 _MISSED = {
     # The saves take 55 of 74 ms a step bare, 33 of 62 in the profiled run.
     "gpu/trainer_saves": {"share"},
-    # Its depthwise convolutions on NCHW images fill a part of the GPU: a loss by the captured steps, whose remedy is the
-    # layout that the headroom names.
+    # Its depthwise convolutions on NCHW images fill a part of the GPU: a loss of the captured steps, for which the
+    # headroom names the right layout.
     "headroom/efficientnet_nchw": {"cause", "bottleneck"},
     # Four ranks on two busy cores: the profiled run is a fifth slower than the bare blocks, the share saved is right.
     "communication/ddp_accumulates": {"gain"},
