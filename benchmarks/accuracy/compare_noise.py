@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.compare.comparison import RUN_SPREAD
-from stepscope.analyzer.compare.statistics import MIN_EFFECT, estimate_difference, judge_difference, summarise_steps
+from stepscope.analyzer.compare.statistics import MIN_EFFECT, estimate_steps, judge_difference
 from stepscope.core.documents.comparison import Change
 
 Floats = npt.NDArray[np.float64]
@@ -72,9 +72,8 @@ def simulate(scenario: Scenario, random: np.random.Generator, *, factor: float =
 
 
 def ours(a: Floats, b: Floats, random: np.random.Generator) -> bool:  # noqa: ARG001 - one signature for all
-    sides = [[summarise_steps(run.tolist()) for run in side] for side in (a, b)]
-    level = float(np.mean([run.value for run in sides[0]]))
-    found = estimate_difference(sides[0], sides[1], assumed_spread=RUN_SPREAD * level)
+    level = float(np.mean(np.median(a, axis=1)))
+    found = estimate_steps(list(a), list(b), np.median, assumed_spread=RUN_SPREAD * level)
     return judge_difference(found, smallest=MIN_EFFECT * found.a).state is not Change.NOT_SEEN
 
 

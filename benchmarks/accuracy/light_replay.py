@@ -65,7 +65,7 @@ def replayed(folder: Path, name: str, truth: dict[str, Any]) -> dict[str, float]
         "fit_error": fit.error,
         "held_out_error": half.step_ms / halves[1] - 1,
         "halves_error": halves[0] / halves[1] - 1,
-    } | {removal.value: steps.unprofiled_ms * (1 - steps.saved(removal)) for removal in steps.without_ms}
+    } | {removal.value: steps.unprofiled_ms * (1 - steps.saved(removal)) for removal in steps.without}
 
 
 def main() -> None:

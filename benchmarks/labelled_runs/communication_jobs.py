@@ -78,14 +78,14 @@ def _accumulating(model: Model, parts: int, *, reduces_once: bool) -> Arm:
 
 
 def _ddp_accumulates(bench: Bench, change: str | None) -> Arm:
-    width = bench.size(1024, 256)
-    model = _regression(_ddp(_slept(6, width, 0.003), bench), width)
+    width = bench.size(768, 256)
+    model = _regression(_ddp(_slept(4, width, 0.004), bench), width)
     return _accumulating(model, 2, reduces_once=change == "no_sync")
 
 
 def _wide_accumulates(bench: Bench, change: str | None) -> Arm:
-    width = bench.size(1536, 256)
-    model = _regression(_ddp(_slept(3, width, 0.006), bench), width)
+    width = bench.size(1024, 256)
+    model = _regression(_ddp(_slept(3, width, 0.003), bench), width)
     return _accumulating(model, 4, reduces_once=change == "no_sync")
 
 
@@ -102,8 +102,8 @@ def _accumulates_once(bench: Bench, change: str | None) -> Arm:
 
 
 def _small_buckets(bench: Bench, change: str | None) -> Arm:
-    width, size = bench.size(256, 64), 25 if change == "buckets" else 0.05
-    return Arm(_regression(_ddp(_slept(20, width, 0.001), bench, bucket_cap_mb=size), width))
+    width, size = bench.size(128, 64), 25 if change == "buckets" else 0.05
+    return Arm(_regression(_ddp(_slept(16, width, 0.0003), bench, bucket_cap_mb=size), width))
 
 
 def _tiny_buckets(bench: Bench, change: str | None) -> Arm:

@@ -27,7 +27,7 @@ _FUSED_ATTENTION = Change("sdpa", "fused_attn=True", "sdpa|scaled_dot_product|fu
 _CHANNELS_LAST = Change("channels_last", "memory_format=torch.channels_last", "channels_last")
 _COMPILE = Change("compile", "torch.compile(model)", r"torch.?compile")
 _FUSED_OPTIMIZER = Change("fused", "AdamW(fused=True)", r"fused=True|foreach|AdamW|adamw_torch_fused")
-_KEEP_ACTIVATIONS = Change("keep", "no gradient checkpointing", "checkpointing|recomput")
+_KEEP_ACTIVATIONS = Change("keep", "no gradient checkpointing", "checkpoint|recomput")
 _FUSED_NORM = Change("norm", "torch.nn.RMSNorm", "rms_?norm|compile")
 _BENCHMARK = Change("benchmark", "torch.backends.cudnn.benchmark = True", r"cudnn\.benchmark", is_apart=True)
 

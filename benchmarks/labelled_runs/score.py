@@ -1,6 +1,7 @@
 """Score of verdicts on the kept labelled runs: what is right of each, and whether confidence keeps its word.
 
-`python -m benchmarks.labelled_runs.score [--part seen|unseen] [--only NAME...] [--json]`
+`python -m benchmarks.labelled_runs.score [--part seen|unseen] [--only NAME...] [--kept FOLDER]
+[--json]`
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ CHECKS: Final = (
     "step",
     "confidence",
     "pair",
+    "advice",
     "action",
     "gain",
     "saving",
@@ -122,6 +124,9 @@ def checks_of(verdict: Verdict, truth: dict[str, Any], step_tolerance: float) ->
     if pair := truth.get("pair"):
         wrong = [f"{name} {said}" for name, fault in pair.items() if (said := _cost_missed(verdict, fault))]
         check("pair", is_right=not wrong, said=", ".join(wrong))
+    if advice := truth.get("advice"):
+        first = verdict.fix.action if verdict.fix is not None else next(iter(verdict.actions), "")
+        check("advice", is_right=re.search(advice, first, re.IGNORECASE) is not None, said=first)
     if changes := truth.get("headroom"):
         checks |= _checks_of_headroom(verdict.headroom, changes, truth, step_tolerance)
     return checks
@@ -181,6 +186,7 @@ def _truth_of_cause(truth: dict[str, Any], cause: str) -> dict[str, Any]:
         "ranks": fault.get("ranks"),
         "share": fault.get("gain"),
         "fixed_ms": fault.get("fixed_ms"),
+        "advice": truth.get("advice") if fault is next(iter(pair.values())) else None,
     }
 
 
@@ -271,11 +277,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--part", choices=["seen", "unseen"], help="one half of the runs; by default both")
     parser.add_argument("--only", nargs="*", default=[], help="names of runs")
+    parser.add_argument("--kept", type=Path, default=KEPT, help="folder of kept runs, as LANE/NAME")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     marks = [
         marks_of(run)
-        for run in kept_runs()
+        for run in kept_runs(options.kept)
         if options.part in (None, "unseen" if is_unseen(run.name) else "seen")
         and (not options.only or run.name in options.only)
     ]

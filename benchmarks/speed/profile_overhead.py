@@ -5,10 +5,11 @@
 
 The step is that of a transformer (`training_step`) of the given length. Cases, compared with the same loop without
 stepscope: `off` (enabled=False), `armed` (telemetry of every step, no capture active), `telemetry` (also with scalars
-on the device, the model watched, and an OpenTelemetry meter if installed). Of steps with a wait for data and a phase it
-prints the time inside of stepscope's calls (p50, p99, by the host's clock: on an idle machine). Captures are compared
-with torch.profiler with the same options: the profiled steps, the stop of the recording, and the steps after it, in
-which torch exports and stepscope writes on another thread.
+on the device, the model watched, and an OpenTelemetry meter if installed). It prints the time inside of stepscope's
+calls a step (p50, p99, mean, by the host's clock: on an idle machine), of `prof.step` alone and with a wait for data
+and a phase; on a CPU each step also walks through 64 MB, as caches are cold after real work. Captures are compared with
+torch.profiler with the same options: the profiled steps, the stop of the recording, and the steps after it, in which
+torch exports and stepscope writes on another thread.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ _SETTLE_SECONDS, _BLOCK_SECONDS = 0.3, 0.5
 """Before a block's clock starts, as what begins a measurement (threads, files) is once a job; and how long it runs."""
 _NEVER = 10**9
 _CAPTURED = 3
+_WALKED_BYTES = 64 << 20
 
 
 @contextmanager
@@ -115,9 +117,10 @@ def host_cost_us(num_steps: int, out: Path) -> float:
         return (time.perf_counter() - started) / num_steps * 1e6
 
 
-def call_times_us(workload: Workload, num_steps: int, out: Path) -> dict[str, float]:
-    """Microseconds that the training thread spends inside stepscope a step: `prof.data`, `prof.phase`, `prof.step`."""
-    inside = []
+def call_times_us(workload: Workload, num_steps: int, out: Path) -> dict[str, dict[str, float]]:
+    """Microseconds that the training thread spends inside stepscope a step: in all calls, and in `prof.step` alone."""
+    walked = torch.zeros(_WALKED_BYTES // 4 if workload.device.type == "cpu" else 0)
+    every_call, step_alone = [], []
     with stepscope.profile("calls", out, once(wait=_NEVER)) as prof:
         batches = iter(prof.data(itertools.repeat(None)))
         for _ in range(_SETTLE + num_steps):
@@ -127,12 +130,23 @@ def call_times_us(workload: Workload, num_steps: int, out: Path) -> dict[str, fl
             phase.__enter__()
             begun = time.perf_counter()
             workload.step()
+            walked.add_(1.0)
             ended = time.perf_counter()
             phase.__exit__(None, None, None)
             prof.step(tokens=1, loss=1.0)
-            inside.append(1e6 * (begun - asked + time.perf_counter() - ended))
-    p50, p99 = statistics.quantiles(inside[_SETTLE:], n=100)[49::49]
-    return {"p50": p50, "p99": p99}
+            every_call.append(1e6 * (begun - asked + time.perf_counter() - ended))
+        for _ in range(num_steps):
+            workload.step()
+            walked.add_(1.0)
+            ended = time.perf_counter()
+            prof.step(tokens=1, loss=1.0)
+            step_alone.append(1e6 * (time.perf_counter() - ended))
+    return {"prof.data, phase and step": _spread(every_call[_SETTLE:]), "prof.step alone": _spread(step_alone)}
+
+
+def _spread(numbers: list[float]) -> dict[str, float]:
+    p50, p99 = statistics.quantiles(numbers, n=100)[49::49]
+    return {"p50": p50, "p99": p99, "mean": statistics.fmean(numbers)}
 
 
 def _capture_by_torch(workload: Workload, out: Path) -> dict[str, float]:
@@ -211,8 +225,9 @@ def main() -> None:
                 print(f"  prof.step with all telemetry: {seconds * 1e6:.1f} us")
             case: dict[str, Any] = {"step_ms": workload.step_ms, "launch_ms": workload.launch_ms}
             case["calls_us"] = call_times_us(workload, 1000, out)
-            shares = {name: f"{us:.0f} us ({us / workload.step_ms / 10:.2f}%)" for name, us in case["calls_us"].items()}
-            print(f"  inside of prof.data, prof.phase and prof.step: {shares}")
+            for calls, found in case["calls_us"].items():
+                shares = (f"{name} {us:.0f} us ({us / workload.step_ms / 10:.2f}%)" for name, us in found.items())
+                print(f"  inside of {calls}: {', '.join(shares)}")
             for name, ratio in armed_cost(workload, options.blocks, out).items():
                 print(f"  {name:<9} / bare: {ratio}")
                 case[name] = ratio._asdict()

@@ -26,10 +26,11 @@ from stepscope.analyzer.collectives.normalization import on_job_clock, on_machin
 from stepscope.analyzer.collectives.process_groups import with_only_mesh_dimension, with_process_groups
 from stepscope.analyzer.headroom.changes import JobFacts
 from stepscope.analyzer.headroom.headrooms import with_headroom
+from stepscope.analyzer.headroom.step_model import Span
 from stepscope.analyzer.job_time.captured_steps import CapturedSteps, captured_steps
 from stepscope.analyzer.job_time.job_verdict import with_job_time
 from stepscope.analyzer.job_time.loss import TELEMETRY
-from stepscope.analyzer.job_time.steps import has_free_cores
+from stepscope.analyzer.job_time.steps import JobSteps, has_free_cores
 from stepscope.analyzer.kernels.job_kernels import are_to_host, kernel_section, with_kernel_reasons
 from stepscope.analyzer.kernels.low_parallelism import low_parallelism
 from stepscope.analyzer.ledger.job_ledger import job_ledger, rank_ledger
@@ -44,7 +45,7 @@ from stepscope.analyzer.summaries import JobContext
 from stepscope.analyzer.verdict import GUESSED_CONFIDENCE, UNEXPLAINED_THRESHOLD, judge
 from stepscope.analyzer.what_if import pipeline_schedule, predictions
 from stepscope.analyzer.what_if.replay import ReplayModel, build_model
-from stepscope.core.documents.analysis import Analysis, MeshSizes
+from stepscope.core.documents.analysis import Analysis, MeshSizes, WhatIf
 from stepscope.core.vocabulary import Cause, TimeCategory
 
 
@@ -60,6 +61,7 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
     """
     aligned = explain_job(views, context.mesh)
     by_rank = aligned.views
+    steps = None if context.run is None else context.run.steps(is_one_clock=aligned.is_one_clock)
     job = summaries.describe_job(by_rank, context)
     quality = summaries.trace_quality(by_rank, aligned.matches, aligned.clocks, job, context)
     oversubscribed = summaries.is_oversubscribed(by_rank, context)
@@ -88,7 +90,7 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
         optimizer_launches=max(view.facts.optimizer_launches for view in by_rank.values()),
         product_type=next((view.facts.product_type for view in by_rank.values() if view.facts.product_type), None),
         copies_to_host=are_to_host(roofline.copies),
-        has_free_cores=context.run is not None and has_free_cores(context.run.steps),
+        has_free_cores=steps is not None and has_free_cores(steps),
     )
     inputs = VerdictInputs(
         job=job,
@@ -135,17 +137,24 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
             *left_out,
         ],
     )
-    capture = captured_steps(by_rank, aligned.table, what_if)
-    analysis = with_job_time(without_unnamed(analysis, by_rank), capture, context.run, advice)
+    capture = aligned.captured(what_if)
+    analysis = with_job_time(without_unnamed(analysis, by_rank), capture, context.run, advice, steps)
     analysis = analysis if unrecorded is None else _without_gain(analysis, unrecorded)
     analysis = with_slow_settings(analysis, [*context.slow_settings, *traced_settings(by_rank, context.slow_settings)])
-    facts = _job_facts(analysis, by_rank, context, aligned)
+    facts = _job_facts(analysis, by_rank, context, aligned, steps)
     return with_headroom(analysis, facts, knobs=advice.options.of_changes()), list(by_rank.values())
 
 
-def _job_facts(analysis: Analysis, views: Mapping[int, RankView], context: JobContext, aligned: AlignedJob) -> JobFacts:
+def _job_facts(
+    analysis: Analysis,
+    views: Mapping[int, RankView],
+    context: JobContext,
+    aligned: AlignedJob,
+    steps: JobSteps | None,
+) -> JobFacts:
     """What models of headroom know of a job."""
-    figures = {} if context.run is None else context.run.steps.figures
+    figures = {} if steps is None else steps.figures
+    light = None if context.run is None else context.run.light
     peak, allocated = (
         None if name not in figures or np.isnan(figures[name]).all() else float(np.nanmax(figures[name]))
         for name in ("memory_peak_bytes", "memory_allocated_bytes")
@@ -158,6 +167,7 @@ def _job_facts(analysis: Analysis, views: Mapping[int, RankView], context: JobCo
         peak_memory_bytes=peak,
         batch_bytes=None if peak is None or allocated is None else peak - allocated,
         memory_bytes=min(sizes, default=None),
+        host_ms=None if light is None or light.host_ms is None else Span(*light.host_ms),
         replay=cache(aligned.replay_model),
     )
 
@@ -181,7 +191,11 @@ def _without_gain(analysis: Analysis, missing: MissingEvidence) -> Analysis:
 def capture_of(views: Sequence[RankView], mesh: MeshSizes) -> CapturedSteps:
     """The steps of one capture by cause, as evidence beside another capture of the job; views one a rank."""
     aligned = explain_job(views, mesh)
-    return captured_steps(aligned.views, aligned.table, [])
+    return aligned.captured([])
+
+
+MAX_CLOCK_SHARE = 0.05
+"""Largest difference between clocks, as a share of the step, for them to be one: a millisecond is gloo's noise."""
 
 
 class AlignedJob(NamedTuple):
@@ -201,6 +215,16 @@ class AlignedJob(NamedTuple):
     schedules: list[pipeline_schedule.PipelineSchedule]
     role: dict[int, int]
     table: CauseTable
+
+    def captured(self, what_if: Sequence[WhatIf]) -> CapturedSteps:
+        """The whole steps of the capture by cause."""
+        return captured_steps(self.views, self.table, what_if, is_one_clock=self.is_one_clock)
+
+    @property
+    def is_one_clock(self) -> bool:
+        """Whether all ranks have the same time, and end a step together unless something holds one of them up."""
+        step_ns = min(float(np.median(view.window.whole_step_ns)) for view in self.views.values())
+        return not (self.pipelines or self.schedules) and self.clocks.are_within(MAX_CLOCK_SHARE * step_ns)
 
     def replay_model(self) -> ReplayModel | None:
         before_window = self.table.time_ns[:, CAUSE_CODE[Cause.BEFORE_WINDOW]] / self.table.step_ns

@@ -164,7 +164,7 @@ KNOBS: dict[str, Knob] = {
         megatron="--cuda-graph-impl local",
     ),
     "no_recompute": Knob(
-        "no torch.utils.checkpoint, or of fewer layers",
+        "no activation checkpointing (torch.utils.checkpoint), or of fewer layers",
         present=_model("checkpoints_activations"),
         transformers="TrainingArguments(gradient_checkpointing=False)",
         megatron="--recompute-granularity selective, or without it",

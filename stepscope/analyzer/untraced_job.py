@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from stepscope.analyzer.blame.advice import Advice
 from stepscope.analyzer.job_time.job_verdict import WITHOUT_TRACE, RunFacts, with_recorded_time
+from stepscope.analyzer.job_time.steps import uses_gpu
 from stepscope.analyzer.slow_settings import with_slow_settings
 from stepscope.analyzer.summaries import JobContext, oversubscribed_notice
 from stepscope.core.documents.analysis import AnalysedJob, Analysis, Roofline, RooflineCoverage, TraceQuality, Verdict
@@ -35,7 +36,7 @@ def analyse_untraced_job(
         num_steps=0,
         step_ms=None,
         unprofiled_step_ms=context.unprofiled_step_ms,
-        device_kind="gpu" if facts.steps.on_device else "cpu",
+        device_kind="gpu" if uses_gpu(facts.records) else "cpu",
         simulated_compute=context.simulated_compute,
     )
     notices = [*context.notices, Notice("no_trace", WITHOUT_TRACE)]

@@ -16,7 +16,6 @@ from stepscope.core.documents.memory import Compared, JobKind, MemoryComparison,
 from stepscope.core.documents.run_directory import DATA_WAIT, LongWait, StepReport, StepRow
 from stepscope.core.errors import printable
 from stepscope.core.text.numbers import counted, form, ranks_words, size
-from stepscope.core.text.wording import cause_phrase
 from stepscope.core.vocabulary import Cause
 
 if TYPE_CHECKING:
@@ -38,16 +37,18 @@ def hang_command(paths: tuple[str, ...], as_json: bool) -> None:
     print_report(read_hang(paths), _print_hang, as_json=as_json)
 
 
+_HEADS = {Cause.HANG: "HANG", "none": "NO HANG"}
+"""How the answer begins, by its cause."""
+
+
 def _print_hang(report: HangReport) -> None:
     verdict = report.verdict
-    kind = f", {verdict.kind}" if verdict.kind else ""
-    cause = cause_phrase(Cause(verdict.cause)) if verdict.cause in frozenset(Cause) else verdict.cause
-    lines = [f"VERDICT  {cause}{kind}  (confidence {verdict.confidence:.0%})"]
-    lines.append(f"  {verdict.summary}")
+    kind = f"{verdict.kind}: " if verdict.kind else ""
+    lines = [f"{_HEADS.get(verdict.cause, 'UNKNOWN')}  {kind}{verdict.summary}"]
     lines += [f"  - {ranks_words(one.ranks)}: {one.message}" for one in verdict.evidence]
-    lines += [f"  > {action}" for action in verdict.actions]
+    lines += [f"  {'Fix' if place == 0 else '   '}  {action}" for place, action in enumerate(verdict.actions)]
     missing = f"; no dump of {ranks_words(report.missing_ranks)}" if report.missing_ranks else ""
-    lines.append(f"{counted(len(report.ranks), 'dump')}{missing}")
+    lines.append(f"Confidence {verdict.confidence:.0%}: {counted(len(report.ranks), 'dump')}{missing}")
     for group in report.groups:
         lines.append(f"{ranks_words(group.ranks)}: {_place_of_group(group)}")
         lines += [f"    {frame}" for frame in group.stack]

@@ -143,6 +143,13 @@ def report_command(paths: tuple[str, ...], output: Path, fan_out: FanOut) -> Non
     metavar="METRIC:+N%,...",
     help="Exit with status 1 when a metric surely rose (+) or fell (-) by more (documentation: Gate metrics).",
 )
+@click.option(
+    "--inconclusive",
+    type=click.Choice(["pass", "fail"]),
+    default="pass",
+    show_default=True,
+    help="What a gate does that the runs cannot decide.",
+)
 @options.json_option
 @click.option("--junit", type=options.FILE, help="Also write a JUnit file with one test case per gate.")
 @click.option(
@@ -156,6 +163,7 @@ def compare_command(
     a: str,
     b: str,
     fail_on: tuple[str, ...],
+    inconclusive: str,
     as_json: bool,
     junit: Path | None,
     run_spread: float | None,
@@ -167,7 +175,8 @@ def compare_command(
     of runs, a glob.
     """
     from stepscope.analyzer.compare.comparison import RUN_SPREAD
-    from stepscope.core.documents.comparison import GateOutcome
+    from stepscope.cli.terminal.comparison import undecided_notice
+    from stepscope.core.documents.comparison import UNDECIDED, GateOutcome
     from stepscope.store.files import check_writable, write_whole
     from stepscope.workflow.compare import compare
     from stepscope.workflow.junit import gates_as_junit
@@ -177,10 +186,12 @@ def compare_command(
     with file_progress("comparing") as on_progress:
         spread = RUN_SPREAD if run_spread is None else run_spread / 100
         comparison = compare(a, b, fail_on=fail_on, assumed_spread=spread, fan_out=fan_out, on_progress=on_progress)
-    any_failed = any(gate.outcome is GateOutcome.FAILED for gate in comparison.gates)
+    undecided = [gate for gate in comparison.gates if gate.outcome in UNDECIDED]
+    failing = {GateOutcome.FAILED, *(UNDECIDED if inconclusive == "fail" else ())}
+    any_failed = any(gate.outcome in failing for gate in comparison.gates)
     try:
         if junit is not None:
-            write_whole(junit, gates_as_junit(comparison))
+            write_whole(junit, gates_as_junit(comparison, failing))
     finally:  # the comparison is shown even if the file cannot be written
         try:
             if as_json:
@@ -193,6 +204,8 @@ def compare_command(
         except BrokenPipeError:  # as in `compare ... | head -1`
             if not any_failed:
                 raise
+    if undecided:
+        print_warnings([undecided_notice(undecided, inconclusive)])
     if any_failed:
         click.get_current_context().exit(1)
 

@@ -235,11 +235,13 @@ class StepTelemetry:
 
     Attributes:
         step_ms: duration of each in order, the median over ranks.
+        parts_ms: by name, the longest of any rank in each of these steps: phases, and losses of every step.
         tokens: median of the figure "tokens"; None where the training loop did not record it.
         memory_bytes: largest value over ranks and steps of each figure whose name contains "memory".
     """
 
     step_ms: list[float] = field(default_factory=list)
+    parts_ms: dict[str, list[float]] = field(default_factory=dict)
     tokens: float | None = None
     memory_bytes: dict[str, float] = field(default_factory=dict)
 
@@ -263,21 +265,44 @@ class UnprofiledPace(NamedTuple):
 def read_step_telemetry(run_directory: Path) -> StepTelemetry:
     """Read a run's steps that neither a capture nor its neighbour affects. Lines that cannot be read are ignored."""
     by_step: dict[tuple[int, int], list[float]] = defaultdict(list)
+    parts: dict[str, dict[tuple[int, int], float]] = defaultdict(dict)
     tokens: list[float] = []
     memory: dict[str, float] = {}
     for _, path in _some_files(run_directory):
         for step in _timed_steps(path):
             if step.settled_ms is None:
                 continue
-            by_step[step.attempt, step.line.index].append(step.settled_ms)
-            for name, value in _figures(step.text).items():
+            key = step.attempt, step.line.index
+            by_step[key].append(step.settled_ms)
+            figures = _figures(step.text)
+            for name, part_ms in _parts_ms(step.line, figures).items():
+                parts[name][key] = max(parts[name].get(key, 0.0), part_ms)
+            for name, value in figures.items():
                 if name == "tokens":
                     tokens.append(value)
                 elif "memory" in name:
                     memory[name] = max(memory.get(name, 0.0), value)
-    in_order = [float(np.median(by_step[key])) for key in sorted(by_step)]
-    num_warm_up = min(int(len(in_order) * WARM_UP_SHARE), MAX_WARM_UP_STEPS)
-    return StepTelemetry(in_order[num_warm_up:], float(np.median(tokens)) if tokens else None, memory)
+    keys = sorted(by_step)
+    keys = keys[min(int(len(keys) * WARM_UP_SHARE), MAX_WARM_UP_STEPS) :]
+    return StepTelemetry(
+        step_ms=[float(np.median(by_step[key])) for key in keys],
+        parts_ms={name: [of_steps.get(key, 0.0) for key in keys] for name, of_steps in sorted(parts.items())},
+        tokens=float(np.median(tokens)) if tokens else None,
+        memory_bytes=memory,
+    )
+
+
+def _parts_ms(line: _StepLine, figures: dict[str, float]) -> dict[str, float]:
+    """What a step lost by its record, ms; a phase by its own name."""
+    wait_ns = line.data_wait_ns if line.exposed_data_wait_ns is None else line.exposed_data_wait_ns
+    lost_ns = {
+        "data_loading": wait_ns,
+        "garbage_collection": figures.get("gc_pause_ns", 0.0),
+        "compilation": line.compile_ns,
+        "run_delay": line.run_delay_ns or 0,
+    }
+    lost_ns |= {name: line.exposed_phases.get(name, length_ns) for name, length_ns in line.phases.items()}
+    return {name: value_ns / 1e6 for name, value_ns in lost_ns.items() if value_ns > 0}
 
 
 def read_pace(run_directory: Path, capture: tuple[int, int] | None = None) -> UnprofiledPace:

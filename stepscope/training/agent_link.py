@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
@@ -40,11 +40,12 @@ class HeartbeatSource:
     """Hello and heartbeat lines of a training process, made on any thread; the training thread sets the newest steps.
 
     Attributes:
+        newest: asks for the newest finished step, on any thread; None before the first.
         newest_settled: the newest finished step that has all its figures.
     """
 
     def __init__(self, context: RunContext, state_of_step: Callable[[], str]) -> None:
-        self.newest: StepRecord | None = None
+        self.newest: Callable[[], StepRecord | None] = lambda: None
         self.newest_settled: StepRecord | None = None
         self.gpu_uuid: str | None = None
         self._context = context
@@ -72,7 +73,7 @@ class HeartbeatSource:
 
     def heartbeat(self) -> bytes:
         """The line on the newest step and the open one."""
-        record, settled, now_ns = self.newest, self.newest_settled, time.time_ns()
+        record, settled, now_ns = self.newest(), self.newest_settled, time.time_ns()
         state, doing = self._state_of_step(), self._doing()
         figures = {} if settled is None else _first_of(settled.figures)
         if record is None:
@@ -148,13 +149,21 @@ class AgentLink(HeartbeatSource):
         self.gpu_uuid = gpu_uuid(context.identity)
         self._start_if_needed(0)
 
-    def step_ended(self, record: StepRecord, *, is_writing: bool) -> None:
-        """Take in a finished step, in about a microsecond.
+    def steps_ended(self, records: Sequence[StepRecord], *, is_writing: bool) -> None:
+        """Take in finished steps, at least one, in about a microsecond each.
 
         Args:
-            is_writing: a trace is being written, which may have slowed the step.
+            is_writing: a trace was being written, which may have slowed them.
         """
-        self.newest = record
+        for record in records:
+            self._add(record, is_writing)
+        if records[0].index <= self._last_step_to_find_gpu and self.gpu_uuid is None:
+            self._find_gpu()
+        now_ns = records[-1].end_ns
+        if abs(now_ns - self._looked_ns) >= _LOOK_EVERY_NS:  # also after a clock was set back
+            self._start_if_needed(now_ns)
+
+    def _add(self, record: StepRecord, is_writing: bool) -> None:
         self.step_time.add(record)
         if self._slow_steps is not None and self._slow_steps.is_due(record, is_writing=is_writing):
             self._captures.request_by_rule()
@@ -162,14 +171,10 @@ class AgentLink(HeartbeatSource):
                 self._connection.wake()
             else:
                 self._captures.tick()
-        if record.index <= self._last_step_to_find_gpu and self.gpu_uuid is None:
-            self._find_gpu()
-        if abs(record.end_ns - self._looked_ns) >= _LOOK_EVERY_NS:  # also after a clock was set back
-            self._start_if_needed(record.end_ns)
 
-    def step_settled(self, record: StepRecord) -> None:
-        """Take in a step that has all its figures, also deferred ones from the GPU."""
-        self.newest_settled = record
+    def steps_settled(self, records: Sequence[StepRecord]) -> None:
+        """Take in steps that have all their figures, also deferred ones from the GPU."""
+        self.newest_settled = records[-1]
 
     def close(self, patience_seconds: float = 2.0) -> None:
         """Fail pending requests, send what is left, and end the thread, waiting at most `patience_seconds`."""

@@ -56,10 +56,13 @@ from stepscope.training.steps.listeners import (
     PendingSteps,
     StepListeners,
     make_observers,
+    make_run_delay,
     make_settled_listeners,
     make_step_listeners,
 )
+from stepscope.training.steps.run_delay import READ_EVERY_NS, RunDelay
 from stepscope.training.steps.scalars import DeviceScalarReader, StepScalarReader
+from stepscope.training.steps.step_log import StepLog
 from stepscope.training.steps.telemetry import StepRecord, StepWriter, UnprofiledStepTime, open_step_file
 
 logger = logging.getLogger(__name__)
@@ -67,16 +70,25 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_SETTLE_EVERY_NS = 251_000_000
+"""From one time that records are made of the finished steps to the next, of which each has memory figures, a quarter of
+a second apart."""
+
+_MOST_SETTLED_STEPS = 16
+"""At a step's end; the GPU's times of a step take some ten microseconds to ask for."""
+_MOST_LOGGED_STEPS = 1000
+"""Of a loop that does next to nothing, so that making their records takes some milliseconds at most."""
+
 _measuring: weakref.ref[Profile] | None = None
 """The profile that measures this process; weak, so that a with block never left does not block the next one."""
 
 
 def _harmless(method: Callable[Concatenate[Any, P], None]) -> Callable[Concatenate[Any, P], None]:
-    """Make a method run only while profiling is on, in the process that began it; an error turns profiling off."""
+    """Make a method run only while profiling is on; an error turns profiling off."""
 
     @functools.wraps(method)
     def guarded(self: Profile, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        if not self._on or os.getpid() != self._pid:
+        if not self._on:
             return
         self._depth += 1
         try:
@@ -106,7 +118,6 @@ class Profile:
         self._on = enabled
         self._num_entered = 0  # with blocks that are open
         self._has_begun, self._has_warned_of_reentry = False, not enabled
-        self._pid = os.getpid()
         self._context: RunContext | None = None
         self._result: Analysis | str | None = None
         self._schedule: Schedule = DEFAULT_SCHEDULE
@@ -122,8 +133,10 @@ class Profile:
         self._captures: CaptureRunner | None = None
         self._listeners = StepListeners()
         self._annotation: Any = None
-        self._step: StepRecord | None = None
-        self._step_began_ns = 0  # by the monotonic clock
+        self._settle_at_ns = self._read_at_ns = 0
+        self._has_settled = False  # more than were passed on at once
+        self._was_writing = False
+        self._run_delay: list[RunDelay] = []
         self._mark = spans.StepMark(is_quiet=not enabled)
         self._scalar_reader = DeviceScalarReader()
         self._figures = StepScalarReader(self._scalar_reader)
@@ -131,14 +144,9 @@ class Profile:
         self._owners = MemoryOwners()
         self._observed = ObservedSettings(self._owners)
         self._device_clock = DeviceClock()
-        self._open_spans = spans.OpenSpans(lambda: self._on, self._give_up)
-        self._spans = spans.SpanRecorder(
-            self._open_spans.open,
-            self._open_spans.close,
-            self._device_clock.now,
-            self.count_data_wait,
-            self.count_phase,
-        )
+        self._log = StepLog(self._device_clock.mark, self._figures)
+        self._open_spans = spans.OpenSpans(self._give_up)
+        self._spans = spans.SpanRecorder(self._open_spans, self._log)
 
     def __enter__(self) -> Profile:
         self._num_entered += 1
@@ -170,28 +178,62 @@ class Profile:
             figures: numbers to keep with the step (tokens, loss, grad_norm, ...). Tensors of no dimension on a GPU are
                 copied behind its work and read once it has passed, so that nothing waits.
         """
-        self._end_step(figures)
+        if self._on:
+            try:
+                if self._log.end_step(figures):
+                    self._step_is_due()
+            except Exception as error:  # training must never be hurt
+                self._give_up(error)
         return self._mark
 
     @_harmless
-    def _end_step(self, figures: dict[str, object]) -> None:
-        if self._step is None:
-            raise RuntimeError("profile() measures inside its with block: `with stepscope.profile(...) as prof:`")
-        record = self._step
-        self._close_annotation()
-        record.end_ns = record.start_ns + time.monotonic_ns() - self._step_began_ns  # the other clock may be set
-        record.device = self._device_clock.end_step()
-        record.figures, record.deferred = self._figures.read(figures)
-        self._times.add(record)
-        self._listeners.step_ended(record)
+    def _step_is_due(self) -> None:
+        """The first step, one of every quarter of a second, or one at whose beginning something happens has begun."""
+        log = self._log
+        assert log.open is not None
+        index, now_ns = log.open
+        are_records_due = now_ns >= self._settle_at_ns or index >= log.due_step or log.is_traced()
+        if are_records_due or now_ns >= self._read_at_ns:
+            for run_delay in self._run_delay:
+                run_delay.read(index - 1)
+            self._read_at_ns = now_ns + READ_EVERY_NS
+        if are_records_due:
+            self._close_annotation()
+            self._settle_steps(index)
+            self._settle_at_ns = now_ns + _SETTLE_EVERY_NS
+            self._begin_step(index)
+        elif self._has_settled and self._settling is not None:
+            self._has_settled = self._settling.add(most=_MOST_SETTLED_STEPS)
+        log.due_ns = 0 if self._has_settled else min(self._settle_at_ns, self._read_at_ns)
+
+    def _settle_steps(self, index: int) -> None:
+        """Make records of the finished steps, before step `index`, and begin what begins with it."""
+        assert self._settling is not None
+        records = self._settling.take()
         try:
             if self._captures is not None and self._agent_link is not None:
-                self._agent_link.step_ended(record, is_writing=self._captures.is_writing)
-                self._captures.move_to(record.index + 1, record)
+                is_writing = self._captures.is_writing
+                if records:
+                    self._agent_link.steps_ended(records, is_writing=is_writing or self._was_writing)
+                self._was_writing = is_writing
+                self._captures.move_to(index, records[-1] if records else None)
+                if records and (records[-1].prepare_ns or records[-1].export_ns):
+                    for run_delay in self._run_delay:
+                        run_delay.skip()  # what a capture takes between two steps is in none
         finally:
-            if self._settling is not None:
-                self._settling.add(record)
-        self._open_step(record.index + 1)
+            self._has_settled = self._settling.add(*records, most=_MOST_SETTLED_STEPS)
+
+    def _take_records(self) -> list[StepRecord]:
+        """Records of the steps that have ended since the last call."""
+        assert self._context is not None
+        records = self._log.take()
+        for record in records:
+            record.attempt = self._context.attempt
+        self._times.steps_ended(records)
+        for run_delay in self._run_delay:
+            run_delay.add_to(records)
+        self._listeners.steps_ended(records)
+        return records
 
     def data(self, loader: Iterable[T]) -> Iterable[T]:
         """The same batches; each wait for one is timed and visible in the trace as `prof.data`."""
@@ -254,6 +296,7 @@ class Profile:
         """
         self._owners.watch(model)
         self._gradients.watch(model, every)
+        self._log.ask_at_end()
 
     @_harmless
     def _begin(self) -> None:
@@ -285,18 +328,24 @@ class Profile:
             identity,
             mesh,
             settings,
-            self._open_spans.names,
+            functools.partial(_open_spans, self._log, self._open_spans.names),
+            self._log.open_step,
             self._owners,
             attempt=attempt,
             first_step=first_step,
         )
         schedule = self._schedule.counted_from(first_step)
         self._agent_link = AgentLink(context, schedule, takes_scheduled=captures, rule=settings.capture_when)
+        self._agent_link.newest = self._log.newest
+        self._agent_link.plan.running_step, self._agent_link.plan.when_posted = (
+            self._log.running_step,
+            self._log.ask_at_end,
+        )
         weakref.finalize(
             self, self._agent_link.close, 0.0
         ).atexit = False  # never left: at exit `ShutdownHandler` does more
         self._settling = PendingSteps(
-            [*make_settled_listeners(context), self._agent_link, self._times], self._writer.add
+            [*make_settled_listeners(context), self._agent_link, self._times], self._writer.add, _weakly_taken(self)
         )
         context.when_stuck.extend((self._settling.hurry, self._writer.flush))
         if identity.rank == 0:
@@ -316,11 +365,13 @@ class Profile:
             self._open_spans.names,
             self._device_clock,
             self._observed,
+            self._log,
             _weakly(self._is_warm_up),
         )
-        listeners = [*make_step_listeners(context, self._scalar_reader), self._gradients, *observed]
-        self._listeners = StepListeners(listeners)
-        tasks = [self._writer, self._manifest, *listeners]
+        made = make_step_listeners(context, self._scalar_reader, self._log.running_step)
+        self._listeners = StepListeners([*made, self._gradients, *observed])
+        self._run_delay = make_run_delay()
+        tasks = [self._writer, self._manifest, *self._run_delay, *made]
         self._background_loop = BackgroundLoop(each for each in tasks if isinstance(each, PeriodicTask))
         self._background_loop.start()
         self._shutdown = ShutdownHandler(
@@ -329,13 +380,14 @@ class Profile:
             note=Profile._note_signal,
             end=Profile._close,
             is_busy=lambda self: self._depth > 0,
-            step=lambda self: -1 if self._step is None else self._step.index,
+            step=lambda self: self._log.running_step(),
         )
         weakref.finalize(self, self._background_loop.stop, self._listeners.close).atexit = False  # never left
         self._shutdown.start()
         _measuring = weakref.ref(self)
         self._captures.move_to(first_step, None)
-        self._open_step(first_step)
+        self._log.is_traced = self._open_spans.are_recorded
+        self._begin_step(first_step)
 
     @_harmless
     def _pass_exception(self, error: BaseException) -> None:
@@ -349,8 +401,12 @@ class Profile:
     @_harmless
     def _close(self, ended: str) -> None:
         self._close_annotation()
-        record, self._step = self._step, None
+        record = self._log.open_record()
+        if self._settling is not None:
+            self._settling.add(*self._settling.take())
         self._listeners.close()
+        for run_delay in self._run_delay:
+            run_delay.close()
         if self._captures is not None:
             self._captures.close(record)
         if self._settling is not None:
@@ -365,7 +421,7 @@ class Profile:
             missed = None if record is None or has_trace else self._schedule.missed_by(record.index - first_step)
             if missed is not None:
                 logger.warning(missed)
-        self._on = False
+        self._turn_off()
 
     def _note_signal(self, is_deadly: bool) -> None:
         """Keep what is measured so far, on another thread, as the training thread may never return."""
@@ -389,18 +445,20 @@ class Profile:
             self._manifest.read_settings()
             self._manifest.keep(self._times.unprofiled_step_ms())
 
-    def _open_step(self, index: int) -> None:
-        assert self._context is not None
+    def _begin_step(self, index: int) -> None:
         assert self._captures is not None
         assert self._agent_link is not None
-        state, captured = self._agent_link.plan.state(index), self._captures.is_capturing
+        log, plan = self._log, self._agent_link.plan
         # Also outside our captures: whoever else records (NVTX, a daemon that may ask) then knows the step's number.
-        self._annotation = self._open_spans.open(f"{spans.STEP_PREFIX}{index}")
-        self._step_began_ns = time.monotonic_ns()
-        self._step = StepRecord(
-            index, time.time_ns(), captured=captured, state=state.value, attempt=self._context.attempt
-        )
+        self._annotation = self._open_spans.open(f"{spans.STEP_PREFIX}{index}") if log.is_traced() else None
+        log.state, log.captured = plan.state(index).value, self._captures.is_capturing
+        self._device_clock.look()
+        self._listeners.look()
+        log.begin(index)
         self._listeners.step_began(index)
+        log.due_step = min(plan.due_step(index), self._listeners.due_step(index), index + _MOST_LOGGED_STEPS)
+        if plan.has_posted:  # meanwhile, on another thread
+            log.ask_at_end()
 
     def _is_undisturbed(self, step: int) -> bool:
         """Whether the running step is not captured."""
@@ -417,14 +475,7 @@ class Profile:
     @_harmless
     def count_data_wait(self, interval: Interval) -> None:
         """Add to the current step a wait for data outside `prof.data`."""
-        if self._step is not None:
-            self._step.add_data_wait(interval)
-
-    @_harmless
-    def count_phase(self, name: str, interval: Interval) -> None:
-        """Add to the current step time of a phase outside `prof.phase`."""
-        if self._step is not None:
-            self._step.add_phase(name, interval)
+        self._log.add_interval(None, interval)
 
     @_harmless
     def optimizer_seen(self, optimizer: Any) -> None:
@@ -440,15 +491,21 @@ class Profile:
         """Stop measuring after an error of the code that measures through this profile."""
         raise error
 
+    def _turn_off(self) -> None:
+        self._on = False
+        self._open_spans.end()
+        self._log.open = None
+
     def _give_up(self, error: Exception) -> None:
         """Log the error once, stop everything, and do nothing from now on."""
         if not self._on:
             return
-        self._on = False
+        self._turn_off()
         self.run_directory = None
         with suppress(Exception):  # of a log handler
             logger.warning("stepscope stops measuring this run, training goes on: %s: %s", type(error).__name__, error)
-        cleanups: list[Callable[[], None]] = [self._stop_watching, self._close_annotation, self._listeners.close]
+        cleanups: list[Callable[[], object]] = [self._stop_watching, self._close_annotation, self._listeners.close]
+        cleanups += [run_delay.close for run_delay in self._run_delay]
         cleanups += [self._captures.discard] if self._captures is not None else []
         cleanups += [self._settling.close] if self._settling is not None else []
         cleanups += [self._writer.close] if self._writer is not None else []
@@ -474,7 +531,30 @@ def was_measured() -> bool:
 
 def _profile_at_work() -> Profile | None:
     profile = None if _measuring is None else _measuring()
-    return profile if profile is not None and profile._on and profile._pid == os.getpid() else None
+    return profile if profile is not None and profile._on else None
+
+
+def _in_child() -> None:
+    """What this process measures is not a forked one's, and its files are not."""
+    if (profile := _profile_at_work()) is not None:
+        profile._turn_off()
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
+def _open_spans(log: StepLog, names: Callable[[], list[str]]) -> list[str]:
+    """Names of the open spans, the step first, which has a span only while a profiler records."""
+    inner = names()
+    if log.open is None or any(name.startswith(spans.STEP_PREFIX) for name in inner):
+        return inner
+    return [f"{spans.STEP_PREFIX}{log.running_step()}", *inner]
+
+
+def _weakly_taken(profile: Profile) -> Callable[[], list[StepRecord]]:
+    """Call of a profile's `_take_records` that does not keep it alive."""
+    method = weakref.WeakMethod(profile._take_records)
+    return lambda: [] if (alive := method()) is None else alive()
 
 
 def _weakly(is_so: Callable[[int], bool]) -> Callable[[int], bool]:

@@ -15,7 +15,6 @@ from stepscope.analyzer.job import analyse_job, capture_of
 from stepscope.analyzer.job_time.calibrated_steps import MAX_RANKS, CalibratedSteps, RankCapture, calibrated_steps
 from stepscope.analyzer.job_time.captured_steps import CapturedSteps
 from stepscope.analyzer.job_time.job_verdict import RunFacts
-from stepscope.analyzer.job_time.steps import job_steps
 from stepscope.analyzer.rank_view import RankView
 from stepscope.analyzer.summaries import timeline_document
 from stepscope.analyzer.untraced_job import analyse_untraced_job
@@ -23,7 +22,7 @@ from stepscope.core.documents.analysis import Analysis, CaptureAnalyses, Capture
 from stepscope.core.documents.run_directory import RankSteps, RankTimeline
 from stepscope.core.errors import DataError, none_usable
 from stepscope.core.vocabulary import Notice
-from stepscope.store.runs import save_analysis, save_timelines
+from stepscope.store.runs import load_manifest, save_analysis, save_timelines
 from stepscope.store.step_records import ranks_without_steps, read_attempts_steps
 from stepscope.workflow.fan_out.engine import HERE, FanOut, Progress, map_of_engine, task_paths
 from stepscope.workflow.inputs.trace_files import NoCaptureError, find_trace_files, light_captures, open_ranks
@@ -184,17 +183,24 @@ class _StepRecords(NamedTuple):
 
 def _read_records(run_directory: Path) -> _StepRecords:
     ranks, notices = read_attempts_steps(run_directory)
-    return _StepRecords(ranks, _light_steps(run_directory, ranks), notices)
+    is_whole = [rank.rank for rank in ranks] == list(range(_world_size(run_directory, ranks)))
+    return _StepRecords(ranks, _light_steps(run_directory, ranks) if is_whole else None, notices)
+
+
+def _world_size(run_directory: Path, ranks: Sequence[RankSteps]) -> int:
+    """Ranks of a run: as its manifest says, where it has one."""
+    with suppress(DataError):
+        return load_manifest(run_directory).world_size
+    return len(ranks)
 
 
 def _run_facts(job: JobInput, records: _StepRecords, other_captures: Sequence[CapturedSteps]) -> RunFacts | None:
     """What the run directory tells of the job beside the analysed capture: nothing without step records."""
     hosts = {view.rank: view.header.host_name for view in job.views if view.header.host_name}
-    steps = job_steps(records.ranks, hosts)
-    if steps is None:
+    if not any(rank.steps for rank in records.ranks):
         return None
     attempts = [] if job.manifest is None else job.manifest.attempts
-    return RunFacts(steps, attempts, job.context.num_cpus, other_captures, records.light)
+    return RunFacts(records.ranks, attempts, job.context.num_cpus, other_captures, records.light, hosts)
 
 
 def _other_captures(job: JobInput, fan_out: FanOut) -> list[CapturedSteps]:
@@ -209,15 +215,17 @@ def _other_captures(job: JobInput, fan_out: FanOut) -> list[CapturedSteps]:
 
 
 def _light_steps(run: Path, ranks: Sequence[RankSteps]) -> CalibratedSteps | None:
-    """The latest light captures of all ranks of a job, calibrated; None without ones that can be read."""
-    captures = [light_captures(run, rank.rank) for rank in ranks[: MAX_RANKS + 1]]
-    if not all(captures) or len(ranks) > MAX_RANKS:
+    """The latest light captures of all ranks of a job that can be read and calibrated; None without ones."""
+    if len(ranks) > MAX_RANKS:
         return None
-    ours = []
-    with suppress(DataError):
-        for rank, of_rank in zip(ranks, captures, strict=True):
-            (attempt, first_step), path = of_rank[-1]
-            (trace, *_) = open_ranks(str(path))
-            ours.append(RankCapture(trace, [step for step in rank.steps if step.attempt == attempt], first_step))
-        return calibrated_steps(ours)
+    captures = [dict(light_captures(run, rank.rank)) for rank in ranks]
+    of_all = set.intersection(*(set(of_rank) for of_rank in captures)) if captures else set()
+    for attempt, first_step in sorted(of_all, reverse=True):
+        ours = []
+        with suppress(DataError):
+            for rank, of_rank in zip(ranks, captures, strict=True):
+                (trace, *_) = open_ranks(str(of_rank[attempt, first_step]))
+                ours.append(RankCapture(trace, [step for step in rank.steps if step.attempt == attempt], first_step))
+            if (steps := calibrated_steps(ours)) is not None:
+                return steps
     return None

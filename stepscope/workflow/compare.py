@@ -104,12 +104,12 @@ def read_run_record(path: str, notices: list[Notice], fan_out: FanOut = HERE) ->
     """Read one run to compare, with its saved analysis if up to date, else analysed now.
 
     Raises:
-        DataError: it cannot be used, or has no traces.
+        DataError: it cannot be used, or has neither traces nor unprofiled steps.
         UnreachableError: its store does not answer.
     """
     record = _read_record(path, notices, fan_out)
-    if not record.analysis.ranks:
-        raise DataError("has no captured traces to compare", where=path, what_next="profile some steps of the run")
+    if not record.analysis.ranks and not record.unprofiled_ms:
+        raise DataError("has no steps to compare", where=path, what_next="profile more steps of the run")
     return record
 
 
@@ -135,6 +135,7 @@ def _record(name: str, analysis: Analysis, run: Path | None) -> RunRecord:
         analysis=analysis,
         manifest=find_manifest(run) if run else None,
         unprofiled_ms=telemetry.step_ms,
+        parts_ms=telemetry.parts_ms,
         tokens=telemetry.tokens,
         memory_bytes=telemetry.memory_bytes,
     )

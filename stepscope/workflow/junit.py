@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from xml.etree import ElementTree as Xml
 
-from stepscope.core.documents.comparison import Comparison, GateOutcome
+from stepscope.core.documents.comparison import UNDECIDED, Comparison, GateOutcome
 from stepscope.core.documents.machine_checks import CheckResult, Outcome, Preflight
 from stepscope.core.text.numbers import number_runs
 
@@ -23,13 +23,17 @@ class _Case:
     skipped: str | None = None
 
 
-def gates_as_junit(comparison: Comparison) -> bytes:
-    """Workflow: JUnit document of a comparison's gates."""
+def gates_as_junit(comparison: Comparison, failing: Collection[GateOutcome] = frozenset({GateOutcome.FAILED})) -> bytes:
+    """Workflow: JUnit document of a comparison's gates.
+
+    Args:
+        failing: outcomes that are failures; other undecided gates are skipped tests.
+    """
     cases = [
         _Case(
             gate.text,
-            failure=gate.summary if gate.outcome is GateOutcome.FAILED else None,
-            skipped=gate.summary if gate.outcome in (GateOutcome.INCONCLUSIVE, GateOutcome.NOT_MEASURED) else None,
+            failure=gate.summary if gate.outcome in failing else None,
+            skipped=gate.summary if gate.outcome in UNDECIDED - set(failing) else None,
         )
         for gate in comparison.gates
     ]

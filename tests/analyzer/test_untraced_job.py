@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from stepscope.analyzer.job_time.job_verdict import RunFacts
-from stepscope.analyzer.job_time.steps import job_steps
 from stepscope.analyzer.summaries import JobContext
 from stepscope.analyzer.untraced_job import analyse_untraced_job
 from stepscope.core.documents.analysis import Analysis
@@ -24,18 +23,11 @@ def _analysed(
     length_ms: Callable[[int], float] = lambda _: 40.0, more: Callable[[int], dict[str, Any]] = lambda _: {}
 ) -> Analysis:
     records = [rank_steps(0, [length_ms(index) for index in range(_NUM_STEPS)], more)]
-    return _analysis(RunFacts(_joined(records)))
+    return _analysis(RunFacts(records))
 
 
 def _analysis(facts: RunFacts, **context: Any) -> Analysis:
-    ranks = facts.steps.ranks
-    return analyse_untraced_job(facts, JobContext(**context), world_size=len(ranks))
-
-
-def _joined(records: Any) -> Any:
-    steps = job_steps(records)
-    assert steps is not None
-    return steps
+    return analyse_untraced_job(facts, JobContext(**context), world_size=len(facts.records))
 
 
 def _every_fifth(fields: dict[str, Any]) -> Callable[[int], dict[str, Any]]:
@@ -84,7 +76,7 @@ def test_without_a_large_recorded_loss_the_cause_is_unknown(figures: dict[str, f
     assert job_time.breakdown == {Cause.UNEXPLAINED: pytest.approx(1 - share), Cause.DATA_LOADING: pytest.approx(share)}
     trace = next(layer for layer in job_time.layers if layer.layer == "trace")
     assert (trace.used, trace.agrees) == (False, None)
-    assert "a capture" in trace.note
+    assert "a full capture" in trace.note
     assert "no_trace" in [notice.code for notice in analysis.warnings]
 
 
@@ -125,7 +117,7 @@ def test_one_ranks_waits_are_its_own() -> None:
         rank_steps(0, [100.0] * _NUM_STEPS),
         rank_steps(1, [100.0] * _NUM_STEPS, lambda _: {"data_wait_ns": 60 * MS}),
     ]
-    verdict = _analysis(RunFacts(_joined(records))).verdict
+    verdict = _analysis(RunFacts(records)).verdict
     assert (verdict.cause, verdict.ranks) == (Cause.DATA_LOADING, [1])
 
 
@@ -157,14 +149,14 @@ def test_steps_that_get_longer_are_named_with_what_grows() -> None:
 @pytest.mark.parametrize("num_steps", [1, 3])
 def test_a_run_of_start_up_steps_shows_nothing(num_steps: int) -> None:
     records = rank_steps(0, [700.0] * num_steps, lambda _: {"data_wait_ns": 600 * MS})
-    verdict = _analysis(RunFacts(_joined([records]))).verdict
+    verdict = _analysis(RunFacts([records])).verdict
     assert verdict.cause is Cause.INSUFFICIENT_EVIDENCE
     assert f"only {num_steps - 1} of {counted(num_steps, 'step')} may stand for the job" in verdict.summary
 
 
 def test_more_ranks_than_cores_are_said() -> None:
     records = [rank_steps(rank, [40.0] * _NUM_STEPS) for rank in range(4)]
-    codes = [notice.code for notice in _analysis(RunFacts(_joined(records)), num_cpus=2).warnings]
+    codes = [notice.code for notice in _analysis(RunFacts(records), num_cpus=2).warnings]
     assert "oversubscribed" in codes
 
 

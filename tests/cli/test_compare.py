@@ -44,6 +44,20 @@ def test_a_failed_gate_is_exit_code_1_and_in_the_junit_file(runs: Path, tmp_path
     assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("2", "1", "1")
 
 
+@pytest.mark.parametrize(("choice", "code", "failures"), [("pass", 0, "0"), ("fail", 1, "2")])
+def test_a_gate_that_is_not_decided_does_what_the_option_says_and_says_so(
+    runs: Path, tmp_path: Path, choice: str, code: int, failures: str
+) -> None:
+    junit = tmp_path / "gate.xml"
+    gates = ("--fail-on", "step_time:+20%,mfu:-5%", "--inconclusive", choice, "--junit", str(junit))
+    done = run(runs, "a", "b", *gates)
+    assert done.returncode == code
+    [line] = [line for line in done.stderr.splitlines() if "not decided by these runs" in line]
+    assert "step_time:+20%" in line
+    assert ("--inconclusive fail" in line) is (choice == "pass")
+    assert Xml.parse(junit).getroot()[0].get("failures") == failures
+
+
 @pytest.mark.parametrize("options", [(), ("--json",)])
 @pytest.mark.parametrize(("limit", "code"), [("3", 1), ("50", 0)])
 def test_a_reader_that_goes_away_does_not_hide_a_failed_gate(

@@ -51,11 +51,10 @@ def test_the_answer_in_lines(hung: Path, capsys: pytest.CaptureFixture[str]) -> 
     code, out, err = _run(capsys, str(hung))
     assert (code, err) == (0, "")
     assert out.splitlines() == [
-        "VERDICT  hang, host  (confidence 95%)",
-        "  rank 0 never called the collective that the others wait in: stuck on the host; 1 other waits",
+        "HANG  host: rank 0 never called the collective that the others wait in: stuck on the host; 1 other waits",
         "  - rank 0: has called 1 collective fewer of default_pg than rank 1",
-        "  > look at what their Python does: py-spy dump --pid, or flight/rank<r>.stacks.txt of the run",
-        "2 dumps",
+        "  Fix  look at what their Python does: py-spy dump --pid, or flight/rank<r>.stacks.txt of the run",
+        "Confidence 95%: 2 dumps",
         "rank 0: no collective is open; the last was called from",
         "    train\\x1b[31m (train.py:7)",
         "rank 1: in all_reduce 5 of default_pg, waits for rank 0",

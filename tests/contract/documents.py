@@ -59,6 +59,7 @@ from stepscope.store.documents import (
 from stepscope.training.hangs.stuck_report import _completed
 from stepscope.training.memory.owners import PARAMETERS, MemoryOwners
 from stepscope.training.memory.snapshots import MemoryOptions, OutOfMemoryReporter, PeriodicMemorySnapshots
+from stepscope.training.run.context import OpenStep
 from stepscope.training.run.run_files import write_manifest
 from stepscope.training.steps.gradients import CLIPPED_NORM, LOCAL_NORM
 from stepscope.training.steps.gradients import _named as loss_scale_figures
@@ -249,7 +250,7 @@ def _step_lines() -> Iterator[Any]:
                 pauses = GcPauses()
                 gc.collect()
                 for listener in (pauses, MemoryFigures(), _memory_snapshots(Path("/nowhere"))):
-                    listener.step_ended(record)
+                    listener.steps_ended([record])
                 pauses.close()
         yield json.loads(record.as_line())
 
@@ -267,15 +268,16 @@ def _of_training() -> Iterator[list[Any]]:
     record = StepRecord(1, 0, _SETTLED_NS)
     with tempfile.TemporaryDirectory() as folder:
         report_path = Path(folder, RankFile.OOM_REPORT.path(0))
-        evidence = OutOfMemoryReporter(_context(Path(folder)), MemoryOptions(), _owners())
+        context = _context(Path(folder))
+        context.open_step = lambda: OpenStep(1, 0.0, 1)
+        evidence = OutOfMemoryReporter(context, MemoryOptions(), _owners())
         with _fake_torch():
             snapshots = _memory_snapshots(Path(folder))
-            snapshots.step_ended(record)
+            snapshots.steps_ended([record])
             snapshots.run_task()
             yield [json.loads(Path(folder, RankFile.MEMORY_OWNERS.path(0, 1)).read_bytes())]
-            evidence.step_began(1)
-            MemoryFigures().step_ended(record)
-            evidence.step_ended(record)
+            MemoryFigures().steps_ended([record])
+            evidence.steps_ended([record])
             evidence.ran_out(0, 1, 1, 1)
             evidence.close()
             report = json.loads(report_path.read_bytes())
@@ -298,7 +300,10 @@ def _owners() -> Any:
 def _context(folder: Path) -> Any:
     """What is known of a run in `folder`."""
     return SimpleNamespace(
-        run_directory=folder, identity=SimpleNamespace(rank=0, host="node7"), open_spans=lambda: ["prof.data"]
+        run_directory=folder,
+        identity=SimpleNamespace(rank=0, host="node7"),
+        open_spans=lambda: ["prof.data"],
+        open_step=lambda: None,
     )
 
 

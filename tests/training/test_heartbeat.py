@@ -40,7 +40,7 @@ def test_hello_says_who_this_is(heartbeat: HeartbeatSource) -> None:
 def test_a_step_has_its_age_its_times_and_the_figures_that_are_there(heartbeat: HeartbeatSource) -> None:
     assert decode_message(heartbeat.heartbeat()) == Heartbeat(age_ms=0.0)
     record = StepRecord(7, 4_000_000_000, 4_030_000_000, data_wait_ns=2_000_000, phases={"forward": 10_000_000})
-    heartbeat.newest = record
+    heartbeat.newest = lambda: record
     assert decode_message(heartbeat.heartbeat()) == Heartbeat(970.0, "wait", 7, 30.0, 2.0, {"forward": 10.0})
     record.figures = {"loss": 1.5, "bad": float("nan"), "huge": 10**400, "tokens": 4096, "up\n": 1, "is_x": True}
     heartbeat.newest_settled = record
@@ -51,7 +51,7 @@ def test_a_step_has_its_age_its_times_and_the_figures_that_are_there(heartbeat: 
 def test_many_figures_and_phases_are_cut_to_what_a_line_may_have(heartbeat: HeartbeatSource) -> None:
     record = StepRecord(1, 0, 1, phases={f"p{i}": 1 for i in range(999)})
     record.figures = {f"f{i}": i for i in range(999)}
-    heartbeat.newest = heartbeat.newest_settled = record
+    heartbeat.newest, heartbeat.newest_settled = (lambda: record), record
     assert isinstance(step := decode_message(heartbeat.heartbeat()), Heartbeat)
     assert (len(step.phases_ms), len(step.figures)) == (32, 32)
 
@@ -67,7 +67,7 @@ def test_the_innermost_phase_that_is_open_is_told() -> None:
 
 
 def test_clocks_that_went_back_are_no_negative_times(heartbeat: HeartbeatSource) -> None:
-    heartbeat.newest = StepRecord(1, 9_000_000_000, 8_000_000_000)
+    heartbeat.newest = lambda: StepRecord(1, 9_000_000_000, 8_000_000_000)
     assert isinstance(step := decode_message(heartbeat.heartbeat()), Heartbeat)
     assert (step.age_ms, step.ms) == (0.0, 0.0)
 

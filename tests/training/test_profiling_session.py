@@ -206,7 +206,7 @@ def test_wrong_arguments_never_raise_into_training(
 def test_after_giving_up_no_directory_is_named_and_the_attempt_is_closed(tmp_path: Path) -> None:
     with stepscope.profile("r", tmp_path) as prof:
         assert prof.run_directory == tmp_path / "r"
-        prof._figures = None  # breaks the next step
+        prof._log._ended = None  # breaks the next step
         _train(prof)
         assert prof.run_directory is None
     assert json.loads((tmp_path / "r" / "run.json").read_text())["attempts"][0]["ended"] == "measuring stopped"
@@ -490,7 +490,7 @@ def test_after_the_block_it_says_the_verdict(tmp_path: Path) -> None:
 def test_without_a_verdict_it_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with stepscope.profile("short", tmp_path) as prof:
         _train(prof, 2)
-    assert "no step was profiled" in prof.summary()
+    assert "no profiled step can be analysed" in prof.summary()
     assert prof.result is not None
     assert prof.result.verdict.cause is Cause.INSUFFICIENT_EVIDENCE
     with stepscope.profile("off", tmp_path, enabled=False) as prof:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -129,3 +130,40 @@ def test_a_side_without_a_run_is_one_line(side: str, tmp_path: Path, monkeypatch
 def test_a_wrong_gate_is_refused_before_anything_is_read(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"ee Gate metrics \(documentation\)"):
         compare(str(tmp_path / "absent"), str(tmp_path / "absent"), fail_on=["speed:+1%"])
+
+
+def test_runs_without_traces_are_compared_by_their_steps(tmp_path: Path) -> None:
+    for name, step_ms in (("a", 10.0), ("b", 12.0)):
+        write_run(tmp_path / name, step_ms=step_ms)
+        shutil.rmtree(tmp_path / name / "traces")
+    found = compare(str(tmp_path / "a"), str(tmp_path / "b"), fail_on=["step_time:+3%", "host_bound:+3%"])
+    assert found.step_time.state is Change.SLOWER
+    assert [gate.outcome for gate in found.gates] == [GateOutcome.FAILED, GateOutcome.NOT_MEASURED]
+    assert not found.causes
+    assert not found.headings
+
+
+def test_a_checkpoint_that_few_steps_have_is_found_with_the_setting_that_differs(tmp_path: Path) -> None:
+    for name, every, save_steps in (("a", 0, 500), ("b", 40, 40)):
+        folder = write_run(tmp_path / name, step_ms=10.0)
+        lines = [json.loads(line(index, 10.0, 1)) for index in range(120)]
+        for step in lines[5 :: every or 1000]:
+            step["phases"] = {"checkpoint": 500_000_000}
+            step["end_ns"] += 500_000_000 if every else 0
+        if not every:
+            lines[5].pop("phases")
+        for rank in range(2):
+            text = "".join(f"{json.dumps(step)}\n" for step in lines)
+            (folder / RankFile.STEPS.path(rank)).write_text(text)
+        manifest = json.loads((folder / "run.json").read_bytes())
+        trainer = {"name": "transformers", "version": "5", "arguments": {"save_steps": save_steps, "optim": "a"}}
+        manifest["settings"] = {"trainer": trainer, "num_threads": save_steps}
+        (folder / "run.json").write_text(json.dumps(manifest))
+    found = compare(str(tmp_path / "a"), str(tmp_path / "b"), fail_on=["checkpoint:+5%", "step_time_mean:+5%"])
+    assert found.step_time.state is Change.NOT_SEEN
+    assert found.step_time_mean.state is Change.SLOWER
+    assert (found.recorded[0].name, found.recorded[0].ms.state) == ("checkpoint", Change.SLOWER)
+    assert "checkpoint +" in found.summary
+    assert [row.name for row in found.settings] == ["trainer.save_steps", "num_threads"]
+    assert found.settings[0].explains_ms > found.settings[1].explains_ms
+    assert [gate.outcome for gate in found.gates] == [GateOutcome.FAILED, GateOutcome.FAILED]

@@ -95,7 +95,9 @@ def why_slower(late: Sequence[RankView], peers: Sequence[RankView]) -> tuple[lis
     if total <= 0:
         return [], []
     rank = [late[0].rank]
-    evidence = [Evidence("share_of_difference_by_more_kernels", more / total, "ratio", MIN_EXPLAINED, ranks=rank)]
+    evidence = [
+        Evidence("share_of_difference_by_more_kernels", min(more / total, 1.0), "ratio", MIN_EXPLAINED, ranks=rank)
+    ]
     if more >= MIN_EXPLAINED * total:
         return [Reason.EXTRA_WORK], evidence
     if not ratios:

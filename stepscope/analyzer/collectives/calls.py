@@ -101,6 +101,8 @@ class Call:
         kind: all_reduce, all_gather, ..., send, recv, p2p (several directions at once), unknown.
         num_bytes: the larger of input and output on this rank, summed over a coalesced group; or None.
         peers: the directions of a point-to-point call; empty for the others.
+        served_ns: without a device, how long the backend worked on it and waited for other ranks, without its own
+            queue; None where unknown.
         dtype: its elements' type, in lower case (float, bfloat16, int), or None where unknown or mixed.
         described: whether the trace records the call's arguments.
         sequence: the group's sequence number (torch >= 2.12), or None.
@@ -131,6 +133,7 @@ class Call:
     awaited_ns: int | None = None
     asked_ns: int | None = None
     dtype: str | None = None
+    served_ns: int | None = None
 
     @property
     def exposed_from_ns(self) -> int:

@@ -204,6 +204,11 @@ class Clocks:
         drifted: npt.NDArray[np.int64] = np.rint((time - self.about_ns) * drift).astype(np.int64)
         return corrected - drifted
 
+    def are_within(self, largest_ns: float) -> bool:
+        """Whether the ranks' clocks differ by no more than this, and do not drift."""
+        largest = max(map(abs, self.offset_ns.values()), default=0)
+        return len(set(self.island.values())) == 1 and not self.drift and largest <= largest_ns
+
     def uncertainty_ns(self, rank: int, other: int) -> float:
         """Error of the two ranks' times against each other after correction: 0 on one host, the pair's residual, or the
         largest one if the hosts never met."""

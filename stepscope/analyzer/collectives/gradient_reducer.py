@@ -1,4 +1,4 @@
-"""Gradient reducer of one rank: what DistributedDataParallel does beside its collectives, by torch's own spans."""
+"""Gradient reducer of one rank: what DDP and FSDP do beside their collectives, by torch's own spans."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ _COPIES = frozenset(
     }
 )
 _SEARCH = "torch.distributed.ddp.reducer::search_unused_parameters"
+_UNIT = "FSDP::"
 _FORWARD = "DistributedDataParallel.forward"
 _ACCUMULATES = "torch::autograd::AccumulateGrad"
 _OPTIMIZER = "Optimizer.step#"
@@ -35,6 +36,7 @@ class GradientReducer:
 
     Attributes:
         copies: gradients copied into buckets and back.
+        units: hooks of the units of fully_shard, with the copies into and out of their buffers.
         searches: the autograd graph walked for parameters without a gradient.
         forwards_ns: begins of forward passes of the wrapper.
         accumulated_ns: begins of the accumulations of a parameter's gradient.
@@ -42,6 +44,7 @@ class GradientReducer:
     """
 
     copies: Intervals = field(default_factory=empty)
+    units: Intervals = field(default_factory=empty)
     searches: Intervals = field(default_factory=empty)
     forwards_ns: Instants = field(default_factory=_never)
     accumulated_ns: Instants = field(default_factory=_never)
@@ -60,6 +63,7 @@ def gradient_reducer(trace: TraceColumns) -> GradientReducer:
 
     return GradientReducer(
         copies=time_of(trace, trace.rows_named(_COPIES.__contains__, *kinds)),
+        units=time_of(trace, trace.rows_named(lambda name: name.startswith(_UNIT), *kinds)),
         searches=time_of(trace, trace.rows_named(lambda name: name == _SEARCH, *kinds)),
         forwards_ns=begins(_FORWARD),
         accumulated_ns=begins(_ACCUMULATES),

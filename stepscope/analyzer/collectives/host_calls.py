@@ -87,6 +87,7 @@ def host_calls(trace: TraceColumns, rank: int, steps: HostSteps, lane: int) -> l
                 root=group[root] if root is not None and group is not None and root < len(group) else None,
                 dimension=operator.dimension,
                 dtype=_dtype(trace, operator, span),
+                served_ns=None if span == NONE else int(trace.end_ns[span] - trace.start_ns[span]),
             )
         )
     return _awaited(calls)

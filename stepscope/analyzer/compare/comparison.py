@@ -7,9 +7,11 @@ from statistics import fmean
 
 import numpy as np
 
-from stepscope.analyzer.compare import parts, run_record, statistics
+from stepscope.analyzer.compare import parts, recorded, run_record, statistics
 from stepscope.analyzer.compare.gates import GateCondition, judge_gate
+from stepscope.analyzer.compare.setting_differences import compare_settings
 from stepscope.core.documents import comparison
+from stepscope.core.text.comparison import recorded_title
 from stepscope.core.text.numbers import counted, form
 from stepscope.core.text.wording import cause_phrase
 from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Notice
@@ -31,19 +33,36 @@ LIKELY_SHARE = 1 / 3
 _CHANGED = (comparison.Change.SLOWER, comparison.Change.FASTER)
 
 
-def _summarise(step: comparison.Difference, causes: Sequence[comparison.CauseDifference], *, on_cpu: bool) -> str:
-    """One line: how much slower or faster the step is, and which causes changed."""
+def _summarise(
+    step: comparison.Difference,
+    causes: Sequence[comparison.CauseDifference],
+    of_records: Sequence[comparison.RecordedDifference],
+    *,
+    on_cpu: bool,
+) -> str:
+    """One line: how much slower or faster the step is, and which causes and recorded parts changed."""
     figures = f"{step.a:,.1f} -> {step.b:,.1f} ms a step"
     low, high = step.interval or (0.0, 0.0)
     size = f"{step.change or 0.0:+,.1f} ms, {step.relative or 0.0:+.1%}, 95% interval {low:+,.1f} to {high:+,.1f} ms"
     moved = [row for row in causes if row.ms.state in _CHANGED]
     if step.state not in _CHANGED:
-        others = f"; but {_list_causes(moved, on_cpu=on_cpu)}" if moved else ""
+        in_records = [row for row in of_records if row.name != recorded.REST and row.ms.state in _CHANGED]
+        others = (
+            f"; but {_list_recorded(in_records) or _list_causes(moved, on_cpu=on_cpu)}" if in_records or moved else ""
+        )
         if abs(step.relative or 0.0) >= statistics.MIN_EFFECT:
             return f"not certain: {figures} ({size}): this may be noise{others}"
         return f"no change seen: {figures}{others}"
+    in_records = [row for row in of_records if row.name != recorded.REST and row.ms.state is step.state]
+    if in_records:  # of all steps, which tell more than the profiled ones
+        return f"b is {step.state}: {figures} ({size}): {_list_recorded(in_records)}"
     same_way = [row for row in moved if row.ms.state is step.state]
     return f"b is {step.state}: {figures} ({size}){_because(same_way, causes, step, on_cpu=on_cpu)}"
+
+
+def _list_recorded(rows: Sequence[comparison.RecordedDifference]) -> str:
+    """Recorded parts in a sentence, with their changes."""
+    return ", ".join(f"{recorded_title(row.name)} {row.ms.change:+,.1f} ms" for row in rows[:MAX_CAUSES_SHOWN])
 
 
 def _because(
@@ -87,6 +106,18 @@ def _evidence_notice(
     if few:
         return Notice("little_known", f"very little is known: {basis}; {assumed}")
     return Notice("evidence", f"evidence: {basis}; {assumed}")
+
+
+def _shared_machine_notice(sides: parts.Sides) -> list[Notice]:
+    """Notice of a machine that others use, whose share of the steps is not counted."""
+    if not recorded.is_machine_shared(sides):
+        return []
+    delays = [np.mean([np.mean(run.parts_ms.get(recorded.RUN_DELAY, [0.0])) for run in side]) for side in sides]
+    text = (
+        f"step times are without the time for which threads waited for a CPU ({delays[0]:,.1f} and {delays[1]:,.1f} ms "
+        "a step): other processes, or threads of the job itself, took it"
+    )
+    return [Notice("shared_machine", text)]
 
 
 def _stall_notice(step: comparison.Difference, mean: comparison.Difference) -> list[Notice]:
@@ -196,7 +227,7 @@ def compare_runs(
         [run.unprofiled_ms if source == UNPROFILED else run_record.captured_steps(run.analysis) for run in side]
         for side in sides
     ]
-    median, mean = (_estimate(steps, average, assumed_spread) for average in (np.median, np.mean))
+    median, mean = _step_effects(sides, steps, source, assumed_spread)
     step_time, step_time_mean = (
         statistics.judge_difference(found, smallest=statistics.MIN_EFFECT * found.a) for found in (median, mean)
     )
@@ -204,7 +235,9 @@ def compare_runs(
         step_time.state is not comparison.Change.NOT_SEEN or step_time_mean.state is not comparison.Change.NOT_SEEN
     )
     basis = parts.ComparisonBasis(float(np.mean([run.step_ms for run in a])), changed, assumed_spread)
-    causes = parts.compare_causes(sides, basis)
+    is_traced = all(run.analysis.ranks for run in (*a, *b))
+    causes = parts.compare_causes(sides, basis) if is_traced else []
+    of_records = recorded.compare_recorded(sides, assumed_spread=assumed_spread)
     spread = median.run_spread / median.a if median.is_measured else assumed_spread
     counts = [len(run) for side in steps for run in side]
     largest_a, largest_b = (_largest_memory(side) for side in sides)
@@ -214,14 +247,14 @@ def compare_runs(
     return comparison.Comparison(
         a=_side(names[0], a, source, steps[0]),
         b=_side(names[1], b, source, steps[1]),
-        summary=_summarise(step_time, causes, on_cpu=on_cpu),
+        summary=_summarise(_surest(step_time, step_time_mean), causes, of_records, on_cpu=on_cpu),
         step_time=step_time,
         step_time_mean=step_time_mean,
         run_spread=spread,
         run_spread_source="measured" if median.is_measured else "assumed",
         mfu=parts.compare_rates(sides, run_record.mfu_figure, assumed_spread),
         busbw_gbs=parts.compare_rates(sides, run_record.bandwidth_figure, parts.COLLECTIVE_SPREAD),
-        headings=parts.compare_categories(sides, basis),
+        headings=parts.compare_categories(sides, basis) if is_traced else [],
         causes=causes,
         kernels=parts.compare_kernels(sides, basis),
         calls=parts.compare_calls(sides, basis),
@@ -233,21 +266,41 @@ def compare_runs(
         gates=[judge_gate(condition, sides, basis, median, mean) for condition in conditions],
         findings=[
             known,
+            *_shared_machine_notice(sides),
             *_stall_notice(step_time, step_time_mean),
             *_micro_batch_notice(sides, step_time, on_cpu=on_cpu),
         ],
         warnings=[*notices, *run_record.comparability_notices(a, b)],
         device_kind=kinds.pop() if len(kinds) == 1 else None,
+        recorded=of_records,
+        settings=compare_settings(sides, of_records, causes),
     )
 
 
-def _estimate(
-    steps: list[list[Sequence[float]]], average: statistics.Average, assumed_spread: float
-) -> statistics.Effect:
-    a, b = ([statistics.summarise_steps(run, average) for run in side] for side in steps)
-    return statistics.estimate_difference(
-        a, b, assumed_spread=assumed_spread * float(np.mean([run.value for run in a]))
+def _step_effects(
+    sides: parts.Sides, steps: list[list[Sequence[float]]], source: str, assumed_spread: float
+) -> tuple[statistics.Effect, statistics.Effect]:
+    """Differences of the median and of the mean step.
+
+    What threads waited for a CPU is added to the uncertainty: other processes took it, and took caches and clocks too.
+    """
+    if source == UNPROFILED and recorded.is_machine_shared(sides):
+        steps = [[recorded.undelayed_steps(run).tolist() for run in side] for side in sides]
+    usual_ms = float(np.mean([np.median(run) for run in steps[0]]))
+    median = statistics.estimate_steps(steps[0], steps[1], np.median, assumed_spread=assumed_spread * usual_ms)
+    if source != UNPROFILED:
+        mean_ms = float(np.mean([np.mean(run) for run in steps[0]]))
+        return median, statistics.estimate_steps(steps[0], steps[1], np.mean, assumed_spread=assumed_spread * mean_ms)
+    mean = recorded.mean_step(sides, assumed_spread=assumed_spread * usual_ms)
+    return (
+        median.less_certain(recorded.error_of_machine_ms(sides, np.median)),
+        mean.less_certain(recorded.error_of_machine_ms(sides, np.mean)),
     )
+
+
+def _surest(median: comparison.Difference, mean: comparison.Difference) -> comparison.Difference:
+    """The median step, or the mean one where it alone changed."""
+    return mean if median.state not in _CHANGED and mean.state in _CHANGED else median
 
 
 def _side(

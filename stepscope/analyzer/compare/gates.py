@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stepscope.analyzer.compare import parts, statistics
+from stepscope.analyzer.compare.recorded import recorded_effect
 from stepscope.analyzer.compare.run_record import bandwidth_figure, mfu_figure
 from stepscope.core.documents.comparison import Change, Difference, Gate, GateOutcome
 from stepscope.core.errors import UsageError
@@ -23,6 +24,8 @@ _GATE = re.compile(r"\s*(?P<metric>.+?):(?P<sign>[+-])(?P<number>\d+(?:\.\d*)?|\
 _SEE_METRICS = "see Gate metrics (documentation)"
 _PREFIXES = ("kernel:", "collective:", "heading:", "cause:")
 _RATES = frozenset({"mfu", "busbw"})
+_RECORDED = frozenset({Cause.CHECKPOINT.value, Cause.EVALUATION.value, Cause.DATA_LOADING.value})
+"""Causes that the records of all steps show, where the profiled ones may hold none."""
 COLLECTIVE_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "p2p")
 
 METRICS = (
@@ -164,12 +167,19 @@ def _measure(
         return parts.estimate_rates(sides, mfu_figure, basis.assumed_spread), "fraction"
     if metric == "busbw":
         return parts.estimate_rates(sides, bandwidth_figure, parts.COLLECTIVE_SPREAD), "GB/s"
+    is_traced = all(run.analysis.ranks for side in sides for run in side)
     prefix, _, name = metric.rpartition(":") if not metric.startswith("kernel:") else ("kernel", ":", metric[7:])
     if prefix == "kernel":
         return _estimate_kernels(sides, re.compile(name)), "ms"
     if prefix == "collective":
         return _estimate_transfers(sides, name), "ms"
     is_cause = prefix != "heading" and name in set(Cause)
+    if is_cause and name in _RECORDED:
+        spread = basis.assumed_spread * basis.step_ms
+        if (effect := recorded_effect(sides, name, assumed_spread=spread)) is not None:
+            return effect, "ms"
+    if not is_traced:
+        return None, "ms"
     figures = parts.cause_figures(sides, Cause(name)) if is_cause else parts.category_figures(sides, TimeCategory(name))
     return statistics.estimate_difference(*figures, assumed_spread=basis.assumed_spread * basis.step_ms), "ms"
 

@@ -30,6 +30,7 @@ class RunRecord:
         analysis: analysis of its profiled steps.
         manifest: its run.json; None if it has none.
         unprofiled_ms: durations of its settled unprofiled steps, in order; empty without telemetry.
+        parts_ms: by name, what recorded phases, waits and pauses take of each of these steps.
         tokens: median tokens per step, if the training loop reported them.
         memory_bytes: largest value of each memory figure that the training loop reported.
     """
@@ -38,13 +39,14 @@ class RunRecord:
     analysis: Analysis
     manifest: RunManifest | None = None
     unprofiled_ms: Sequence[float] = ()
+    parts_ms: Mapping[str, Sequence[float]] = field(default_factory=dict)
     tokens: float | None = None
     memory_bytes: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def step_ms(self) -> float:
-        """Median profiled step, ms: the scale of all parts."""
-        return float(np.median(captured_steps(self.analysis)))
+        """Median profiled step, ms: the scale of all parts; without a trace the median unprofiled one."""
+        return float(np.median(captured_steps(self.analysis) or self.unprofiled_ms))
 
     @property
     def num_steps(self) -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -94,6 +94,10 @@ MIN_RUNS_TO_MEASURE = 4
 NUM_BLOCKS = 10
 """Blocks per run: longer blocks are less correlated, fewer blocks give a wider interval."""
 
+NUMBERS_OF_BLOCKS = (NUM_BLOCKS, 4)
+"""Numbers of blocks that steps are cut into; the widest interval counts. A run that drifts, as the clock of a machine
+that others use does, differs more between a few long blocks than between many short ones."""
+
 NEIGHBOURS_ALIKE = 2.0
 """Excess variance of a mean of correlated steps: a correlation of 1/2 from step to step makes it three times that of
 independent steps. The excess fades as blocks grow."""
@@ -135,23 +139,50 @@ class Effect:
     run_spread: float
     is_measured: bool
 
+    def less_certain(self, error: float) -> Effect:
+        """The same difference with one more error, which spreads measured between runs have already."""
+        if self.is_measured or error <= 0:
+            return self
+        total = math.hypot(self.error, error)
+        freedom = self.freedom * (total / self.error) ** 4 if self.error > 0 else math.inf
+        return replace(self, error=total, freedom=freedom)
+
     def half_width(self, level: float = LEVEL) -> float:
         """Half the width of the confidence interval at confidence 1 - level."""
         return two_sided_t(level, self.freedom) * self.error if self.error > 0 else 0.0
 
 
-def summarise_steps(steps: Sequence[float], average: Average = np.median) -> RunFigure:
+def summarise_steps(
+    steps: Sequence[float] | npt.NDArray[np.float64], average: Average = np.median, num_blocks: int = NUM_BLOCKS
+) -> RunFigure:
     """Figure of a run and its noise, from its step durations in order."""
     values = np.asarray(steps, dtype=float)
-    blocks = [float(average(block)) for block in np.array_split(values, min(NUM_BLOCKS, len(values)))]
+    blocks = [float(average(block)) for block in np.array_split(values, min(num_blocks, len(values)))]
     variance = float(np.var(blocks, ddof=1)) / len(blocks) if len(blocks) > 1 else 0.0
-    variance *= correlation_of_blocks(len(values))
+    variance *= correlation_of_blocks(len(values), num_blocks)
     return RunFigure(float(average(values)), variance, float(len(blocks) - 1))
 
 
-def correlation_of_blocks(num_steps: int) -> float:
+def estimate_steps(
+    a: Sequence[Sequence[float] | npt.NDArray[np.float64]],
+    b: Sequence[Sequence[float] | npt.NDArray[np.float64]],
+    average: Average,
+    *,
+    assumed_spread: float,
+) -> Effect:
+    """Estimate the difference of a figure of the steps of both sides, with the widest interval of all block lengths."""
+    effects = [
+        estimate_difference(
+            *([summarise_steps(run, average, number) for run in side] for side in (a, b)), assumed_spread=assumed_spread
+        )
+        for number in NUMBERS_OF_BLOCKS
+    ]
+    return max(effects, key=lambda effect: effect.half_width())
+
+
+def correlation_of_blocks(num_steps: int, num_blocks: int = NUM_BLOCKS) -> float:
     """Factor by which correlation of steps raises the variance of a mean of blocks."""
-    return 1.0 + NEIGHBOURS_ALIKE * min(NUM_BLOCKS, num_steps) / num_steps
+    return 1.0 + NEIGHBOURS_ALIKE * min(num_blocks, num_steps) / num_steps
 
 
 def estimate_difference(a: Sequence[RunFigure], b: Sequence[RunFigure], *, assumed_spread: float) -> Effect:

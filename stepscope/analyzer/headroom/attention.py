@@ -78,6 +78,8 @@ def fused_attention(step: StepModel, _facts: JobFacts) -> Changed | None:
             continue
         head = min(head for _, head in own)
         on_scores = [at for at in _kernels_on(step, kernels, scores) if at not in new]
+        if any(kernels.operator_of(at) == "aten::sum" for at in on_scores):
+            continue  # the gradient of a bias that is learned: torch has no fused kernel for it of its own choice
         gone = {int(at) for product, _ in own for at in product.kernels} | set(on_scores)
         gone |= _copies_beside(step, kernels, own, scores, head)
         kind = _mask_of(kernels, on_scores, scores)

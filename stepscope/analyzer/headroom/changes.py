@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
-from stepscope.analyzer.headroom.step_model import StepModel
+from stepscope.analyzer.headroom.step_model import Span, StepModel
 from stepscope.analyzer.rank_view import RankView
 from stepscope.analyzer.what_if.replay import ReplayModel
 from stepscope.core.documents.analysis import Analysis
@@ -29,6 +29,7 @@ class JobFacts:
         peak_memory_bytes: most memory that a rank's allocator held; None where not recorded.
         batch_bytes: what a batch takes of it: the peak above what stays allocated between steps.
         memory_bytes: of a GPU; None where unknown.
+        host_ms: what the host needs for a step without the profiler; None where no light capture shows it.
         replay: makes the model of all ranks' traces; None or a call's None where they cannot be replayed.
     """
 
@@ -38,6 +39,7 @@ class JobFacts:
     peak_memory_bytes: float | None = None
     batch_bytes: float | None = None
     memory_bytes: int | None = None
+    host_ms: Span | None = None
     replay: Callable[[], ReplayModel | None] | None = None
 
     @property

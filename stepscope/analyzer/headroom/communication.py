@@ -8,7 +8,7 @@ tells what of it compute hides today and would hide then.
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,7 +22,7 @@ from stepscope.analyzer.headroom.step_model import Span, StepModel
 from stepscope.analyzer.intervals import Intervals, clip, empty, join
 from stepscope.analyzer.job_time.loss import REPLAY
 from stepscope.analyzer.what_if import changed_communication as changed
-from stepscope.analyzer.what_if.changed_communication import CostBounds, TransferCost
+from stepscope.analyzer.what_if.changed_communication import TransferCost
 from stepscope.analyzer.what_if.pipeline_schedule import MAX_MODEL_ERROR
 from stepscope.analyzer.what_if.predictions import MAX_SLOTS
 from stepscope.analyzer.what_if.replay import ReplayModel, Scenario
@@ -66,23 +66,44 @@ class Exchange:
     first: dict[int, int]
     replayed_ms: float
 
-    def steps(self, kinds: frozenset[str] = _REDUCTIONS) -> Iterator[tuple[int, list[GradientCall]]]:
-        """Of each rank and step its large calls of these kinds among data-parallel ranks, in issue order."""
+    def steps(self, kinds: frozenset[str]) -> Iterator[tuple[int, list[GradientCall]]]:
+        """Of each rank and step its calls of these kinds among data-parallel ranks, in issue order."""
         for rank, begin in self.first.items():
             by_step: dict[int, list[GradientCall]] = defaultdict(list)
             for place, call in enumerate(self.facts.views[rank].calls):
                 if call.kind in kinds and call.step >= 0 and call.dimension in ("dp", None) and call.num_bytes:
                     by_step[call.step].append(GradientCall(begin + place, call))
             for step in sorted(by_step):
-                own = [one for one in by_step[step] if one.call.dtype is None or one.call.dtype in _OF_GRADIENTS]
-                largest = max((one.call.num_bytes or 0 for one in own), default=0)
-                yield rank, [one for one in own if (one.call.num_bytes or 0) >= _LEAST_PART * largest]
+                yield rank, by_step[step]
 
-    def cost(self, kind: str) -> CostBounds | None:
-        """What a transfer of a kind takes."""
-        chosen = [place for place, call in enumerate(self.calls) if call.kind == kind and call.num_bytes]
-        took = self.model.base.transfer_ns[chosen]
-        return changed.fitted_cost([self.calls[place].num_bytes or 0 for place in chosen], took.tolist())
+    def gradients(self, kinds: frozenset[str] = _REDUCTIONS) -> Iterator[tuple[int, list[GradientCall]]]:
+        """Of each rank and step its reductions of gradients, in issue order."""
+        for rank, calls in self.steps(kinds):
+            own = [one for one in calls if one.call.dtype is None or one.call.dtype in _OF_GRADIENTS]
+            largest = max((one.call.num_bytes or 0 for one in own), default=0)
+            yield rank, [one for one in own if (one.call.num_bytes or 0) >= _LEAST_PART * largest]
+
+    @property
+    def num_bytes(self) -> list[int]:
+        """Of each communication; 0 where unknown."""
+        return [call.num_bytes or 0 for call in self.calls]
+
+    def cost(self, kind: str) -> TransferCost | None:
+        """What a transfer of a kind takes, by the rank that waits least for the others and for calls before it."""
+        least: dict[tuple[int, int], tuple[int, int]] = {}
+        base = self.model.base.transfer_ns
+        for rank, begin in self.first.items():
+            ordinals: Counter[int] = Counter()
+            for place, call in enumerate(self.facts.views[rank].calls):
+                if call.kind == kind and call.num_bytes:
+                    key = call.step, ordinals[call.step]
+                    ordinals[call.step] += 1
+                    took = int(base[begin + place]) if call.served_ns is None else call.served_ns
+                    least[key] = min(least.get(key, (call.num_bytes, took)), (call.num_bytes, took))
+        hosts = {self.facts.views[rank].header.host_name for rank in self.first}
+        is_local = len(hosts) == 1 and hosts != {None}
+        slowest = changed.SLOWEST_LOCAL_NS_PER_BYTE if is_local else changed.SLOWEST_NS_PER_BYTE
+        return changed.fitted_cost([size for size, _ in least.values()], [took for _, took in least.values()], slowest)
 
     def ratio(self, scenario: Scenario) -> float:
         """Step of a scenario over that of the unchanged replay."""
@@ -108,32 +129,20 @@ class Saving(NamedTuple):
     """What a change of communication saves.
 
     Attributes:
-        ratios: the step after it over the step before it; several where an input is unknown.
+        ratio: the step after it over the step before it.
         why: what it replaces, in one clause.
     """
 
-    ratios: list[float]
+    ratio: float
     why: str
 
 
 def _applied(change: Change, saving: Saving, step: StepModel, _facts: JobFacts) -> Changed | None:
     """The step after a change whose saving is known; None if it gains nothing."""
-    least, most = min(saving.ratios), min(max(saving.ratios), 1.0)
-    if least >= 1.0:
+    if saving.ratio >= 1.0:
         return None
-    best, worst = (_shorter(step, step.base_ms * (1.0 - ratio)) for ratio in (least, most))
-    shorter = replace(
-        best,
-        exposed_ms=_hull(best.exposed_ms, worst.exposed_ms),
-        outside_ms=_hull(best.outside_ms, worst.outside_ms),
-        host_ms=_hull(best.host_ms, worst.host_ms),
-        done=step.done | {change},
-    )
-    return Changed(shorter, saving.why, _REPLAY_ERROR, basis=REPLAY)
-
-
-def _hull(one: Span, other: Span) -> Span:
-    return Span(min(one.least, other.least), max(one.most, other.most))
+    shorter = _shorter(step, step.base_ms * (1.0 - saving.ratio))
+    return Changed(replace(shorter, done=step.done | {change}), saving.why, _REPLAY_ERROR, basis=REPLAY)
 
 
 def _shorter(step: StepModel, gain_ms: float) -> StepModel:
@@ -144,7 +153,7 @@ def _shorter(step: StepModel, gain_ms: float) -> StepModel:
     from_exposed = min(gain_ms, step.exposed_ms.least)
     rest = gain_ms - from_exposed
     outside = Span(*(max(end - rest, 0.0) for end in step.outside_ms))
-    most = max(step.step_ms.most - gain_ms - step.lost_ms - outside.least, 0.0)
+    most = max(step.step_ms.most - gain_ms - step.lost_ms, 0.0)
     return replace(
         step,
         exposed_ms=Span(*(end - from_exposed for end in step.exposed_ms)),
@@ -176,7 +185,7 @@ def _repeats(exchange: Exchange) -> _Repeats | None:
     seen: set[int] = set()
     num_bytes = 0
     spans: dict[int, Intervals] = defaultdict(empty)
-    for rank, own in exchange.steps():
+    for rank, own in exchange.gradients():
         passes = _passes_of(exchange, rank, [one.call for one in own])
         if passes is None:
             return None
@@ -236,7 +245,7 @@ def _no_sync(exchange: Exchange) -> Saving | None:
     why = (
         f"the same gradients ({repeats.num_bytes / 1e6:,.1f} MB) are reduced in each of {repeats.passes} micro-batches"
     )
-    return Saving([exchange.ratio(scenario)], why)
+    return Saving(exchange.ratio(scenario), why)
 
 
 # Buckets
@@ -247,16 +256,16 @@ def _larger_buckets(exchange: Exchange) -> Saving | None:
     if cost is None or not _is_ddp(exchange.facts):
         return None
     groups = [
-        group for rank, own in exchange.steps(frozenset({"all_reduce"})) for group in _buckets(exchange, rank, own)
+        group for rank, own in exchange.gradients(frozenset({"all_reduce"})) for group in _buckets(exchange, rank, own)
     ]
     if all(len(group) == 1 for group in groups):
         return None
-    ratios = _ratios(exchange, groups, cost, by_last=True)
+    scenario = changed.with_merged_calls(exchange.model.base, groups, exchange.num_bytes, cost, by_last=True)
     sizes = [exchange.calls[number].num_bytes or 0 for group in groups for number in group]
     num_steps = max(len({exchange.calls[number].step for group in groups for number in group}), 1)
     per_step = len(sizes) / num_steps / len(exchange.first)
     why = f"{per_step:,.0f} reductions a step of {np.mean(sizes) / 1e6:,.2f} MB, which are mostly latency"
-    return Saving(ratios, why)
+    return Saving(exchange.ratio(scenario), why)
 
 
 def _is_ddp(facts: JobFacts) -> bool:
@@ -281,13 +290,6 @@ def _buckets(exchange: Exchange, rank: int, own: list[GradientCall]) -> list[lis
     return groups
 
 
-def _ratios(exchange: Exchange, groups: list[list[int]], cost: CostBounds, *, by_last: bool) -> list[float]:
-    distinct: list[TransferCost] = list(dict.fromkeys(cost))
-    return [
-        exchange.ratio(changed.with_merged_calls(exchange.model.base, groups, one, by_last=by_last)) for one in distinct
-    ]
-
-
 # Search for unused parameters
 
 
@@ -306,7 +308,7 @@ def _no_search(exchange: Exchange) -> Saving | None:
         [view.reducer.searches.total / max(len(view.window.boundary_ns), 1) for view in facts.views.values()]
     )
     why = f"the search takes {spent / 1e6:,.1f} ms a step, and all parameters are used"
-    return Saving([exchange.ratio(scenario)], why)
+    return Saving(exchange.ratio(scenario), why)
 
 
 def _uses_all(exchange: Exchange, maps: list[int]) -> bool:
@@ -335,16 +337,15 @@ def _half_gradients(exchange: Exchange) -> Saving | None:
     """Gradients of float32 reduced in 16 bits, where compute is in 16 bits: on GPUs, which convert them in passing."""
     if not exchange.model.on_device or not _computes_in_half(exchange.facts):
         return None
-    numbers = [one.number for _, own in exchange.steps() for one in own if one.call.dtype == "float"]
+    numbers = [one.number for _, own in exchange.gradients() for one in own if one.call.dtype == "float"]
     kinds = {exchange.calls[number].kind for number in numbers}
     if len(kinds) != 1 or (cost := exchange.cost(kinds.pop())) is None:
         return None
-    sizes = [call.num_bytes or 0 for call in exchange.calls]
-    base = exchange.model.base
-    ratios = [exchange.ratio(changed.with_fewer_bytes(base, numbers, sizes, one, 0.5)) for one in cost]
+    sizes = exchange.num_bytes
+    scenario = changed.with_fewer_bytes(exchange.model.base, numbers, sizes, cost, 0.5)
     mean = np.mean([sizes[number] for number in numbers])
     why = f"gradients are reduced in float32, {mean / 1e6:,.1f} MB at a time, of compute in 16 bits"
-    return Saving(ratios, why)
+    return Saving(exchange.ratio(scenario), why)
 
 
 def _computes_in_half(facts: JobFacts) -> bool:
@@ -365,30 +366,28 @@ def _larger_units(exchange: Exchange) -> Saving | None:
     gathers, scatters = exchange.cost("all_gather"), exchange.cost("reduce_scatter")
     if gathers is None or scatters is None:
         return None
-    ratios = []
     factor = _units_to_merge(exchange, gathers)
     if factor < 2:
         return None
-    for by_gather, by_scatter in dict.fromkeys(zip(gathers, scatters, strict=True)):
-        scenario = exchange.model.base
-        for kind, one, by_last in (("all_gather", by_gather, False), ("reduce_scatter", by_scatter, True)):
-            groups = [
-                [each.number for each in own[place : place + factor]]
-                for _, own in exchange.steps(frozenset({kind}))
-                for place in range(0, len(own), factor)
-            ]
-            scenario = changed.with_merged_calls(scenario, groups, one, by_last=by_last)
-        ratios.append(exchange.ratio(scenario))
+    scenario = exchange.model.base
+    for kind, cost, by_last in (("all_gather", gathers, False), ("reduce_scatter", scatters, True)):
+        groups = [
+            [each.number for each in own[place : place + factor]]
+            for _, own in exchange.steps(frozenset({kind}))
+            for place in range(0, len(own), factor)
+        ]
+        scenario = changed.with_merged_calls(scenario, groups, exchange.num_bytes, cost, by_last=by_last)
+    hooks = {rank: view.reducer.units for rank, view in exchange.facts.views.items()}
+    scenario = changed.without_spans(exchange.model, scenario, hooks, 1.0 - 1.0 / factor)
     why = f"gathers of small units are mostly latency: {factor} units as one"
-    return Saving(ratios, why)
+    return Saving(exchange.ratio(scenario), why)
 
 
-def _units_to_merge(exchange: Exchange, cost: CostBounds) -> int:
+def _units_to_merge(exchange: Exchange, cost: TransferCost) -> int:
     """How many neighbouring units to make one, by the layers of the model or so that enough are left; 1: none."""
     sizes = [len(own) for _, own in exchange.steps(frozenset({"reduce_scatter"}))]
-    mean = np.mean([call.num_bytes or 0 for call in exchange.calls if call.kind == "all_gather"])
-    line = cost.least_latency
-    if not sizes or line.latency_ns < _LATENCY_PART * line.of(float(mean)):
+    usual = np.median([call.num_bytes or 0 for call in exchange.calls if call.kind == "all_gather"])
+    if not sizes or cost.latency_ns < _LATENCY_PART * cost.of(float(usual)):
         return 1
     num_units = min(sizes)
     fsdp = exchange.facts.settings.fsdp if exchange.facts.settings is not None else []
@@ -408,7 +407,7 @@ def _layer_units(step: StepModel, facts: JobFacts) -> Changed | None:
     if left >= exposed:
         return None
     why = f"the parameters of {counted(layers, 'layer')} are gathered at once, before any of them computes"
-    saving = Saving([1.0 - (exposed - left) / step.base_ms], why)
+    saving = Saving(1.0 - (exposed - left) / step.base_ms, why)
     return _applied(Change.SHARDING_UNITS, saving, step, facts)
 
 

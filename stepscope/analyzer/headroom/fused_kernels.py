@@ -7,6 +7,7 @@ earlier one of its run wrote or read takes it to be that one, the last written f
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from math import prod
@@ -26,13 +27,21 @@ from stepscope.core.vocabulary import Change
 from stepscope.trace.columns import NONE
 
 _FUSIBLE = (Family.POINTWISE, Family.COPY_LIKE, Family.NORMALIZATION, Family.REDUCTION, Family.SOFTMAX)
+_REDUCES = re.compile(r"^aten::(sum|mean|amax|amin|norm|linalg_vector_norm|var|std|var_mean|logsumexp)$")
+"""Reductions that a compiler fuses with what comes before; pooling and the like it does not."""
+_NORMS_OVER_ROWS = re.compile(r"^aten::(native_layer_norm|_fused_rms_norm)(_backward)?$")
+_DROPOUT = re.compile(r"^aten::(native_dropout|dropout|bernoulli_|native_dropout_backward)")
 _GENERATED = "triton_"
 _MIN_RUN = 2
 _SMALL = 0.25
 """Tensors smaller than this share of a run's largest count for nothing: weights, statistics, positions."""
-COMPILER_SHARE = (0.75, 1.0)
-"""Share of the saving that a compiler reaches: it splits runs at reductions over columns and at graph breaks, and
-recomputes what it does not keep."""
+COLUMN_SHARE = 0.6
+"""Bandwidth of a pass that reduces over columns (statistics of a batch, gradients of weights), relative to that of an
+element-wise one."""
+RANDOM_NS_AN_ELEMENT = 2.1e-3
+"""What a generated kernel needs to draw a random number, in both passes; measured on an H200 (`block gelu_dropout`)."""
+COMPILER_SHARE = (0.85, 1.0)
+"""Share of the saving that a compiler reaches: it splits runs at graph breaks and recomputes what it does not keep."""
 MOSTLY_GENERATED = 0.2
 """Share of element-wise time in generated kernels from which on a job counts as compiled."""
 
@@ -43,11 +52,20 @@ class _Tensor(NamedTuple):
 
 
 class _Pass(NamedTuple):
-    """What a call reads and writes, and whether it needs all of a tensor before it writes: two passes over it."""
+    """What a call reads and writes inside of a fused run.
+
+    Attributes:
+        writes: None of a reduction.
+        columns: tensors that it reads in a kernel of its own, to reduce them over columns.
+        lives_on: the result is needed after the run, whoever reads it in between: the sum of a residual connection.
+        num_random: random numbers that it draws.
+    """
 
     reads: list[_Tensor]
     writes: _Tensor | None
-    has_statistics: bool
+    columns: list[_Tensor]
+    lives_on: bool = False
+    num_random: int = 0
 
 
 def fused_kernels(step: StepModel, facts: JobFacts) -> Changed | None:
@@ -85,6 +103,8 @@ def _runs(step: StepModel, kernels: StepKernels) -> Iterator[list[int]]:
     """Kernels in a row on a stream that a compiler could fuse: of one pass, none of the optimizer."""
     fusible = kernels.is_of(*_FUSIBLE) & ~kernels.by_optimizer & step.is_there & (kernels.call != NONE)
     fusible &= ~step.replaced
+    reduces = np.array([bool(_REDUCES.match(name)) for name in kernels.operators] or [False])[kernels.operator]
+    fusible &= (kernels.family != Family.REDUCTION) | reduces | (kernels.operator == NONE)
     run: list[int] = []
     before: tuple[int, bool] | None = None
     for at in np.flatnonzero(step.is_there).tolist():
@@ -115,9 +135,10 @@ def _fused_ns(kernels: StepKernels, run: list[int], rates: KernelRates) -> float
     if not sizes:
         return None
     least = _SMALL * max(sizes)
-    num_bytes, num_kernels = 0.0, 1
-    inside: dict[int, list[_Tensor]] = defaultdict(list)  # by size: written or read before, not read since
-    seen: dict[int, int] = defaultdict(int)  # by size: all of them
+    num_bytes = column_bytes = 0.0
+    num_random, num_columns = 0, 0
+    inside: dict[int, list[_Tensor]] = defaultdict(list)  # by size: written before, not read since
+    seen: dict[int, int] = defaultdict(int)  # by size: written or read before
     for one in passes:
         taken: dict[int, int] = defaultdict(int)
         for tensor in one.reads:
@@ -129,14 +150,18 @@ def _fused_ns(kernels: StepKernels, run: list[int], rates: KernelRates) -> float
                 num_bytes += tensor.num_bytes
                 seen[tensor.elements] += 1
             taken[tensor.elements] += 1
-        if one.has_statistics:
-            num_bytes += sum(tensor.num_bytes for tensor in one.reads if tensor.elements >= least)
-            num_kernels += 1
+        columns = sum(tensor.num_bytes for tensor in one.columns if tensor.elements >= least)
+        column_bytes, num_columns = column_bytes + columns, num_columns + bool(columns)
+        num_random += one.num_random
         if one.writes is not None and one.writes.elements >= least:
-            inside[one.writes.elements].append(one.writes)
             seen[one.writes.elements] += 1
+            if one.lives_on:
+                num_bytes += one.writes.num_bytes
+            inside[one.writes.elements].append(one.writes)
     num_bytes += sum(tensor.num_bytes for left in inside.values() for tensor in left)
-    return rates.elementwise_ns(num_bytes) + (num_kernels - 1) * rates.elementwise_ns(0.0) + BETWEEN_KERNELS_NS
+    plain_ns = max(rates.elementwise_ns(num_bytes), RANDOM_NS_AN_ELEMENT * num_random)
+    column_ns = rates.elementwise_ns(column_bytes) / COLUMN_SHARE if column_bytes else 0.0
+    return plain_ns + column_ns + num_columns * rates.elementwise_ns(0.0) + BETWEEN_KERNELS_NS
 
 
 def _pass(kernels: StepKernels, at: int, call: OperatorCall) -> _Pass:
@@ -147,21 +172,29 @@ def _pass(kernels: StepKernels, at: int, call: OperatorCall) -> _Pass:
         for argument, dims in enumerate(call.dims)
         if dims
     ]
-    tensors += [
-        _Tensor(prod(dims), 2.0 * prod(dims)) for dims in (dims for some in call.lists if some for dims in some)
-    ]
+    tensors += [_Tensor(prod(dims), 2.0 * prod(dims)) for some in call.lists if some for dims in some]
     if not tensors:
-        return _Pass([], None, False)
+        return _Pass([], None, [])
     largest = max(tensors, key=lambda tensor: tensor.elements)
-    family = kernels.family[at]
     if name == "aten::copy_":
-        return _Pass(tensors[1:2] or tensors[:1], tensors[0], False)
+        return _Pass(tensors[1:2] or tensors[:1], tensors[0], [])
     if name.endswith(("fill_", "zero_")):
-        return _Pass([], tensors[0], False)
-    if family == Family.REDUCTION:
-        return _Pass(tensors[:1], None, False)
+        return _Pass([], tensors[0], [])
+    if _REDUCES.match(name):
+        return _Pass(tensors[:1], None, []) if _is_over_rows(call) else _Pass([], None, tensors[:1])
     if name == "aten::cat":
         total = sum(tensor.elements for tensor in tensors)
-        return _Pass(tensors, _Tensor(total, sum(tensor.num_bytes for tensor in tensors)), False)
-    is_over_columns = family == Family.NORMALIZATION and "batch_norm" in name
-    return _Pass(tensors, largest, is_over_columns)
+        return _Pass(tensors, _Tensor(total, sum(tensor.num_bytes for tensor in tensors)), [])
+    if kernels.family[at] == Family.NORMALIZATION:
+        is_plain = bool(_NORMS_OVER_ROWS.match(name)) and not name.endswith("_backward")
+        columns = [] if is_plain else [tensor for tensor in tensors if tensor.elements == largest.elements]
+        return _Pass(tensors, largest, columns)
+    alike = [tensor for tensor in tensors if tensor.elements == largest.elements]
+    is_sum = name in {"aten::add", "aten::add_"} and len(alike) > 1
+    return _Pass(tensors, largest, [], is_sum, largest.elements if _DROPOUT.match(name) else 0)
+
+
+def _is_over_rows(call: OperatorCall) -> bool:
+    """Whether a reduction is over the last dimension, which is adjacent in memory."""
+    dims, over = call.tensor(0), call.integers(1)
+    return bool(dims) and over is not None and any(at in {-1, len(dims or ()) - 1} for at in over)

@@ -19,6 +19,7 @@ from stepscope.core.vocabulary import Change
 from stepscope.trace.columns import IntColumn
 
 _CHANGES_LAYOUT = re.compile(r"nchwtonhwc|nhwctonchw|nchw2nhwc|nhwc2nchw|convert_layout", re.IGNORECASE)
+_CHANNELS_LAST = re.compile(r"nhwc|ndhwc|channels_?last", re.IGNORECASE)
 _IMAGE_PASSES = {
     "aten::native_batch_norm": ("batch_norm", "forward"),
     "aten::cudnn_batch_norm": ("batch_norm", "forward"),
@@ -39,9 +40,9 @@ def channels_last(step: StepModel, _facts: JobFacts) -> Changed | None:
     if kernels is None or rates is None:
         return None
     new: dict[int, Span] = {}
-    transposes_ns = 0.0
+    transposes_ns = last_flops = first_flops = 0.0
     for one in convolutions(step):
-        if one.dtype not in {"bfloat16", "float16", "tfloat32"}:
+        if one.dtype not in {"bfloat16", "float16", "tfloat32"} or not one.is_of_images:
             continue
         now_ns = float(step.most_ns[one.kernels].sum())
         last, first = (one.time_ns(rates, one.dtype, layout) for layout in ("nhwc", "nchw"))
@@ -49,20 +50,25 @@ def channels_last(step: StepModel, _facts: JobFacts) -> Changed | None:
             continue
         transposes = [int(at) for at in one.kernels if _CHANGES_LAYOUT.search(kernels.names[int(kernels.name[at])])]
         transposes_ns += float(step.most_ns[transposes].sum())
-        after = Span(*sorted(min(time, now_ns) for time in (last, now_ns * last / first)))
+        has_last = any(map(_CHANNELS_LAST.search, (kernels.names[int(kernels.name[at])] for at in one.kernels)))
+        if has_last and not transposes:
+            last_flops += one.sizes.flops
+        else:
+            first_flops += one.sizes.flops
+        after = Span(now_ns * last / first, now_ns * last / first)
         new |= dict.fromkeys(map(int, one.kernels), NO_TIME)
         new[int(one.kernels[np.argmax(step.most_ns[one.kernels])])] = after
-    if not transposes_ns and Change.AUTOCAST not in step.done:
+    if last_flops >= first_flops or (not transposes_ns and Change.AUTOCAST not in step.done):
         return None
     for places in kernels.works():
         ratio = _ratio(step, kernels, places)
         if ratio is not None:
             new |= {int(at): Span(step.least_ns[at] * ratio, step.most_ns[at] * ratio) for at in places}
-    new |= _copies(step, kernels)
+    new = _permuting(step, kernels) | new
     if not new:
         return None
     why = f"{transposes_ns / 1e6:,.1f} ms per step in kernels that only change the layout of images"
-    return Changed(step.after(Change.CHANNELS_LAST, new), why, rates.error)
+    return Changed(step.after(Change.CHANNELS_LAST, new), why, _ERROR_RATIO * rates.error)
 
 
 def _ratio(step: StepModel, kernels: StepKernels, places: IntColumn) -> float | None:
@@ -83,24 +89,30 @@ def _ratio(step: StepModel, kernels: StepKernels, places: IntColumn) -> float | 
     return None if times[0] is None or times[1] is None else times[0] / times[1]
 
 
-def _copies(step: StepModel, kernels: StepKernels) -> dict[int, Span]:
-    """Copies of images into another layout, as norms over channels make them: those of one type go."""
+def _permuting(step: StepModel, kernels: StepKernels) -> dict[int, Span]:
+    """Kernels that read images in one order and write them in another: copies of one type go, others get faster.
+
+    Norms over channels make such copies; what follows adds tensors of both orders.
+    """
     new = {}
-    for at in np.flatnonzero(kernels.is_of(Family.COPY_LIKE) & step.is_there).tolist():
+    for at in np.flatnonzero(kernels.is_of(Family.COPY_LIKE, Family.POINTWISE) & step.is_there).tolist():
         call = kernels.call_of(at)
-        if call is None or kernels.operator_of(at) != "aten::copy_" or step.rates is None:
+        dims = None if call is None else call.tensor(0)
+        if call is None or step.rates is None or not dims or len(dims) != 4 or min(dims[1:]) == 1:
             continue
-        dims, types = call.tensor(0), call.types
-        if not dims or len(dims) != 4 or min(dims[1:]) == 1 or np.isnan(kernels.num_bytes[at]):
+        if np.isnan(kernels.num_bytes[at]):
             continue
         plain_ns = step.rates.elementwise_ns(float(kernels.num_bytes[at]))
-        if plain_ns > _TRANSPOSING * step.most_ns[at]:  # as fast as a copy without another order
+        if plain_ns > _TRANSPOSING * step.most_ns[at]:  # as fast as a kernel that keeps the order
             continue
-        new[at] = NO_TIME if types[0] == types[1] else Span(plain_ns, plain_ns)
+        is_copy = kernels.operator_of(at) == "aten::copy_" and call.types[0] == call.types[1]
+        new[at] = NO_TIME if is_copy else Span(plain_ns, plain_ns)
     return new
 
 
+_ERROR_RATIO = 1.5
+"""Error of the ratio of both layouts' times, relative to that of other rates: cuDNN's choices jump with sizes."""
 _TRANSPOSING = 0.6
-"""Share of a copy's time that one in order would take, below which it changes the order."""
+"""Share of a kernel's time that one in order would take, below which it changes the order."""
 
 _PASS_FAMILIES = (Family.NORMALIZATION, Family.REDUCTION)

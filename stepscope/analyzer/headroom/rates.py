@@ -60,30 +60,60 @@ class Convolution(NamedTuple):
         return width * (self.batch * self.channels * self.size**2 + weight + self.outputs * self.filters)
 
 
+Key = tuple[str, ...]
+"""Kind of work: its name, element type, layout, mask or pass."""
+
+
+class _Reach(NamedTuple):
+    """How a cloud is read between its points.
+
+    Attributes:
+        num_points: nearest points that count; None for the corners of a cell, two in each direction.
+        steepness: exponent of the squared distance by which a point counts for less.
+        scale: of each size, how much a doubling sets two cases apart; () for all alike.
+    """
+
+    num_points: int | None = None
+    steepness: int = 1
+    scale: tuple[float, ...] = ()
+
+
+_REACHES: dict[Key, _Reach] = {
+    ("convolution", "dense"): _Reach(2, 2, (1.0, 1.0, 3.0, 1.0)),
+    ("convolution", "depthwise"): _Reach(1, 1, (1.0, 1.0, 2.0, 0.5)),
+}
+"""By kind of work, as leaves the smallest error where each measured case is predicted from the others. Libraries choose
+another algorithm for another window, so that convolutions are read from the nearest cases alone."""
+
+
 class _Cloud:
     """Measured cases of one kind of work: where each lies (logarithms of its sizes), and its share of the roofline."""
 
-    def __init__(self, places: Sequence[Sequence[float]], shares: Sequence[float]) -> None:
+    def __init__(self, places: Sequence[Sequence[float]], shares: Sequence[float], reach: _Reach) -> None:
         self._places, self._logs = np.array(places), np.log2(shares)
         self._low, self._high = self._places.min(axis=0), self._places.max(axis=0)
+        self._reach = reach
+        self._known: dict[tuple[float, ...], float] = {}
 
     def share(self, *sizes: float) -> float:
         """Share of the roofline for these sizes: geometric mean of the nearest points, weighted by their closeness.
 
         Beyond the measured sizes it is that of the largest or smallest.
         """
+        if sizes not in self._known:
+            self._known[sizes] = self._read(sizes)
+        return self._known[sizes]
+
+    def _read(self, sizes: tuple[float, ...]) -> float:
         at = np.clip(np.log2(np.maximum(sizes, 1.0)), self._low, self._high)
-        distance = ((self._places - at) ** 2).sum(axis=1)
-        nearest = np.argsort(distance, kind="stable")[: 2 ** len(at)]
-        weight = 1.0 / (distance[nearest] + _SAME_PLACE)
+        distance = (((self._places - at) * (self._reach.scale or 1.0)) ** 2).sum(axis=1)
+        nearest = np.argsort(distance, kind="stable")[: self._reach.num_points or 2 ** len(at)]
+        weight = 1.0 / (distance[nearest] + _SAME_PLACE) ** self._reach.steepness
         return float(2.0 ** ((weight * self._logs[nearest]).sum() / weight.sum()))
 
 
 _SAME_PLACE = 1e-3
 """Squared distance, in doublings, at which two cases are the same."""
-
-Key = tuple[str, ...]
-"""Kind of work: its name, element type, layout, mask or pass."""
 
 
 class KernelRates:
@@ -113,7 +143,7 @@ class KernelRates:
             layout: nt, nn or tn: which operand is stored transposed.
             batch: number of such products; they fill the GPU as one with more rows does.
         """
-        cloud = measured().get(("product", dtype, layout))
+        cloud = _cloud("product", dtype, layout)
         if cloud is None:
             return None
         work = _product_work(dtype, batch * m, n, k) if batch == 1 else _batch_work(dtype, batch, m, n, k)
@@ -125,7 +155,7 @@ class KernelRates:
         """Time of fused attention, its forward and its backward pass; mask is none, causal or added."""
         found = []
         for passes in ("forward", "backward"):
-            cloud = measured().get(("attention", dtype, mask, passes))
+            cloud = _cloud("attention", dtype, mask, passes)
             if cloud is None:
                 return None
             flops, num_bytes = _attention_work(dtype, mask, passes, batch_heads, queries, keys, head)
@@ -134,7 +164,7 @@ class KernelRates:
 
     def convolution_ns(self, dtype: str, layout: str, passes: str, sizes: Convolution) -> float | None:
         """Time of a convolution (passes: forward) or of its gradient of input or weight; layout: nchw or nhwc."""
-        cloud = measured().get((*_convolution_key(sizes), dtype, layout, passes))
+        cloud = _cloud(*_convolution_key(sizes), dtype, layout, passes)
         if cloud is None:
             return None
         num_bytes = sizes.num_bytes(_ELEMENT_BYTES[dtype])
@@ -142,7 +172,7 @@ class KernelRates:
 
     def image_pass_ns(self, name: str, dtype: str, layout: str, passes: str, dims: Dims) -> float | None:
         """Time of a norm or a pooling of images [batch, channels, height, width]; passes: forward, backward."""
-        cloud = measured().get((name, dtype, layout, passes))
+        cloud = _cloud(name, dtype, layout, passes)
         if cloud is None or len(dims) < 3:
             return None
         num_bytes = 2.0 * prod(dims) * _ELEMENT_BYTES[dtype]
@@ -150,7 +180,7 @@ class KernelRates:
 
     def row_pass_ns(self, name: str, dtype: str, passes: str, rows: int, width: int) -> float | None:
         """Time of layer_norm, rms_norm or softmax of rows; passes: forward, backward."""
-        cloud = measured().get((name, dtype, passes))
+        cloud = _cloud(name, dtype, passes)
         if cloud is None:
             return None
         return self._roof_ns(0.0, dtype, 2.0 * rows * width * _ELEMENT_BYTES[dtype]) / cloud.share(rows, width)
@@ -159,15 +189,21 @@ class KernelRates:
         """Time of an element-wise kernel that moves so many bytes."""
         if num_bytes <= 0:
             return _START_NS
-        cloud = measured().get(("elementwise",))
+        cloud = _cloud("elementwise")
         return self._roof_ns(0.0, "float32", num_bytes) / (1.0 if cloud is None else cloud.share(num_bytes))
 
     def optimizer_ns(self, name: str, way: str, dtype: str, elements: float) -> float | None:
         """Time of an update of all parameters; way: fused or foreach."""
-        cloud = measured().get(("optimizer", name, way, dtype))
+        cloud = _cloud("optimizer", name, way, dtype)
         if cloud is None or elements <= 0:
             return None
         return self._roof_ns(0.0, dtype, elements * _ELEMENT_BYTES[dtype] * ACCESSES[name]) / cloud.share(elements)
+
+
+def _cloud(*key: str) -> _Cloud | None:
+    """Measured cases of a kind of work; kernels of both 16-bit types are alike where one alone was measured."""
+    table = measured(key[0])
+    return table.get(key) or table.get(tuple("bfloat16" if word == "float16" else word for word in key))
 
 
 ACCESSES = {"AdamW": 7, "SGD": 5}
@@ -211,20 +247,20 @@ def _roof_ns(gpu: GpuModel, flops: float, dtype: str, num_bytes: float) -> float
     return max(flops / peak * 1e9 if peak else 0.0, num_bytes / gpu.memory_bytes_per_second * 1e9)
 
 
-@lru_cache(maxsize=1)
-def measured() -> dict[Key, _Cloud]:
-    """The table by kind of work."""
+@lru_cache(maxsize=32)
+def measured(kind: str) -> dict[Key, _Cloud]:
+    """The part of the table of one kind of work, which a line begins with."""
     gpu = find_gpu(kernel_times_h200.GPU)
     if gpu is None:
         return {}
     places: dict[Key, list[tuple[float, ...]]] = defaultdict(list)
     shares: dict[Key, list[float]] = defaultdict(list)
-    for case in map(_read_line, kernel_times_h200.ROWS.splitlines()):
-        for key, place, work, dtype, us in case:
+    for line in kernel_times_h200.ROWS.splitlines():
+        for key, place, work, dtype, us in _read_line(line) if line.startswith(f"{kind} ") else ():
             if us > 0:
                 places[key].append(tuple(log2(max(size, 1.0)) for size in place))
                 shares[key].append(max(_roof_ns(gpu, work.flops, dtype, work.num_bytes), _START_NS) / (us * 1e3))
-    return {key: _Cloud(places[key], shares[key]) for key in places}
+    return {key: _Cloud(places[key], shares[key], _REACHES.get(key[:2], _Reach())) for key in places}
 
 
 class _Case(NamedTuple):
@@ -244,7 +280,8 @@ def _read_line(line: str) -> Iterator[_Case]:
         dtype, layout, m, n = of[0], of[1], float(of[2]), float(of[3])
         for inner, us in times.items():
             k = float(inner)
-            yield _Case((kind, dtype, layout), (m, n, k), _product_work(dtype, m, n, k), dtype, us)
+            if not any(size % _FITTING for size in (m, n, k)):
+                yield _Case((kind, dtype, layout), (m, n, k), _product_work(dtype, m, n, k), dtype, us)
     elif kind == "attention":
         dtype, mask, (batch, heads, length, head) = of[0], of[1], map(float, of[2:])
         for passes, us in _by_pass(times):
@@ -275,6 +312,8 @@ def _read_line(line: str) -> Iterator[_Case]:
         yield _Case((kind, name, way, dtype), (elements,), work, dtype, times.get("us", 0.0))
 
 
+_FITTING = 8
+"""Elements that fit tensor-core kernels of all types; other sizes are measured beside, and no point to start from."""
 _IMAGE_PASSES = ("batch_norm", "group_norm", "max_pool")
 _ROW_PASSES = ("layer_norm", "rms_norm", "softmax")
 

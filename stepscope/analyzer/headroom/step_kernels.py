@@ -26,7 +26,7 @@ MAX_KERNELS = 40_000
 Flags = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class StepKernels:
     """Compute kernels of one step in order of their starts; one entry a kernel, nan and NONE are unknown.
 
@@ -35,7 +35,6 @@ class StepKernels:
         name, operator, call: index into these.
         work: number of the operator's call, equal for the kernels that it launched.
         duration_ns: mean over the captured steps with the same kernels.
-        launch_ns: start of the host call that launched it.
         by_main: launched from the thread of the training loop, mostly the forward pass and the optimizer.
         by_optimizer: launched by the optimizer's step.
         num_blocks: size of its grid.
@@ -54,7 +53,6 @@ class StepKernels:
     work: IntColumn
     stream: IntColumn
     duration_ns: Floats
-    launch_ns: IntColumn
     by_main: Flags
     by_optimizer: Flags
     num_blocks: IntColumn
@@ -91,10 +89,18 @@ class StepKernels:
         return DTYPES[int(self.dtype[at])]
 
     def works(self) -> list[IntColumn]:
-        """Positions of the kernels of each call of an operator, in order; those without a known one are left out."""
+        """Positions of the kernels of each call of an operator, by the call's number."""
         known = np.flatnonzero(self.work != NONE)
         order = known[np.argsort(self.work[known], kind="stable")]
         return np.split(order, np.flatnonzero(np.diff(self.work[order])) + 1) if len(order) else []
+
+    def main_kernels(self, *families: Family) -> list[tuple[IntColumn, int]]:
+        """Of each call that multiplies with kernels of some families: all its kernels, and the longest of those."""
+        own = np.flatnonzero(self.is_of(*families) & (self.dtype > 0) & (self.work != NONE))
+        longest = own[np.argsort(self.duration_ns[own], kind="stable")]
+        main = dict(zip(self.work[longest].tolist(), longest.tolist(), strict=True))  # the last one wins
+        works = self.works() if main else []
+        return [(works[work], main[work]) for work in sorted(main)]
 
 
 _parsed = lru_cache(maxsize=4096)(parse_call)
@@ -137,7 +143,11 @@ def step_kernels(
     calls = _numbered(np.where(operator != NONE, trace.shapes[operator], NONE))
     _, launch, in_launch = np.unique(activities.launch_row[kernels[own]], return_inverse=True, return_counts=True)
     is_alone = in_launch[launch] == 1  # a graph's launch does not tell its parts apart
+    by_main = activities.launch_lane[kernels[own]] == steps.main_lane
+    launch_ns = activities.launch_ns[kernels[own]]
+    backward_ends_ns = launch_ns[~by_main].max(initial=0)  # a closure runs the whole step inside of the optimizer's
     by_optimizer = launched_by_optimizer(trace, activities, kernels, steps)[own] & is_alone
+    by_optimizer &= launch_ns > backward_ends_ns
     return StepKernels(
         names=[trace.names[name] for name in names.values],
         operators=[trace.names[name] for name in operators.values],
@@ -148,8 +158,7 @@ def step_kernels(
         work=_numbered(operator).code,
         stream=activities.stream[kernels[own]].astype(np.int64),
         duration_ns=np.mean([duration[places] for places in alike], axis=0),
-        launch_ns=activities.launch_ns[kernels[own]],
-        by_main=activities.launch_lane[kernels[own]] == steps.main_lane,
+        by_main=by_main,
         by_optimizer=by_optimizer,
         num_blocks=trace.num_blocks(row[own]),
         repeats_forward=recomputed(trace, operator),

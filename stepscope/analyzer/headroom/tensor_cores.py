@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import numpy as np
 
 from stepscope.analyzer.headroom.changes import Changed, JobFacts
 from stepscope.analyzer.headroom.matrix_work import Filtering, Product, convolutions, fused_attentions, products
+from stepscope.analyzer.headroom.step_kernels import StepKernels
 from stepscope.analyzer.headroom.step_model import Span, StepModel
 from stepscope.analyzer.roofline.kernel_family import Family
 from stepscope.core.vocabulary import Change
@@ -60,6 +62,8 @@ def autocast(step: StepModel, facts: JobFacts) -> Changed | None:
     wide: list[Product | Filtering] = [one for one in products(step) if one.dtype in _FLOAT32]
     wide += [one for one in convolutions(step) if one.dtype in _FLOAT32]
     now_ns = sum(float(step.most_ns[one.kernels].sum()) for one in wide)
+    if now_ns < _MOSTLY * float(step.most_ns[kernels.is_of(*_MULTIPLIES) & step.is_there].sum()):
+        return None
     weights = activations = 0.0
     for one in wide:
         if isinstance(one, Product):
@@ -67,18 +71,34 @@ def autocast(step: StepModel, facts: JobFacts) -> Changed | None:
             weights += one.n * one.k if one.layout == "nt" else (one.m * one.n if one.layout == "tn" else 0.0)
             activations += one.batch * one.m * one.k if one.layout == "nt" else 0.0
         else:
-            _replace(new, step, one.kernels, one.time_ns(rates, "bfloat16", "nchw"))
+            now = float(step.most_ns[one.kernels].sum())
+            _replace(new, step, one.kernels, one.converted_ns(rates, "bfloat16", now))
             weights += one.sizes.filters * one.sizes.channels / one.sizes.groups * one.sizes.window**2
     if not new:
         return None
     _convert_attention(new, step, "bfloat16", _FLOAT32)
     between = kernels.is_of(Family.POINTWISE, Family.COPY_LIKE) & ~kernels.by_optimizer & step.is_there
     for at in np.flatnonzero(between).tolist():
-        new.setdefault(at, Span(step.least_ns[at] / 2, step.most_ns[at]))
+        if _is_of_float32(kernels, at):
+            new.setdefault(at, Span(step.least_ns[at] / 2, step.most_ns[at]))
     cast_ns = rates.elementwise_ns(_CAST_BYTES * weights)
     added = Span(cast_ns / 1e6, (cast_ns + rates.elementwise_ns(_CAST_BYTES * activations)) / 1e6)
     why = f"{now_ns / 1e6:,.1f} ms per step in matrix work of float32"
     return Changed(step.after(Change.AUTOCAST, new, added=added), why, rates.error)
+
+
+_MULTIPLIES = (Family.MATMUL, Family.CONVOLUTION)
+_MOSTLY = 0.5
+"""Least share of the time in matrix work that is of float32, for a job to be one that autocast would change."""
+
+
+def _is_of_float32(kernels: StepKernels, at: int) -> bool:
+    """Whether the largest tensor of a kernel's call is of float32."""
+    call = kernels.call_of(at)
+    sizes = (
+        [] if call is None else [(prod(dims), kind) for dims, kind in zip(call.dims, call.types, strict=False) if dims]
+    )
+    return bool(sizes) and max(sizes)[1] == "float"
 
 
 def _convert_attention(new: dict[int, Span], step: StepModel, dtype: str, present: Sequence[str]) -> None:

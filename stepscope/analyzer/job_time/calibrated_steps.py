@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stepscope.analyzer.what_if.light_capture import LightCapture
-from stepscope.analyzer.what_if.light_replay import MAX_ERROR, Calibration, LightReplay, Removal
+from stepscope.analyzer.what_if.light_replay import MAX_ERROR, Calibration, LightReplay, Removal, ReplayedSteps
 from stepscope.core.documents.run_directory import Step
 from stepscope.trace.columns import TraceColumns
 
@@ -30,7 +30,10 @@ NOISE_SIGMAS = 2.0
 MAX_RANKS = 16
 """Captures of more ranks are not replayed: each takes a tenth of a second a replay."""
 
-_CALIBRATED = (Removal.BLOCKING_CALLS, Removal.COPIES, Removal.ALLOCATIONS, Removal.COLLECTIVES)
+HOST_DECIDES = 0.9
+"""Ratio of the step without host time to the step below which the host's pace decides how long it takes."""
+
+_CALIBRATED = (Removal.NOTHING, Removal.BLOCKING_CALLS, Removal.COPIES, Removal.ALLOCATIONS, Removal.COLLECTIVES)
 """What the verdict asks of the calibrated replay, beside the step without host time."""
 
 
@@ -41,19 +44,33 @@ class CalibratedSteps(NamedTuple):
         unprofiled_ms: mean of the steps just before it.
         noise: relative standard error of that mean.
         floor_ms: the GPU's work of a step without any host time, which no calibration changes.
-        without_ms: the replayed step without each cost; empty where the calibration is not sound.
+        without: the replayed steps without each cost, and with all of them; without any host time alone where the
+            calibration is not sound.
     """
 
     unprofiled_ms: float
     noise: float
     floor_ms: float
     calibration: Calibration
-    without_ms: Mapping[Removal, float]
+    without: Mapping[Removal, ReplayedSteps]
 
     @property
     def is_sound(self) -> bool:
         """Whether the replay predicts anything."""
         return self.calibration.is_sound
+
+    @property
+    def host_ms(self) -> tuple[float, float] | None:
+        """Least and most of what the host needs for a step; None where the calibration is not sound.
+
+        Equal where the host's pace decides how long a step takes, so that the calibration shows it; else the profiler
+        may have added to it.
+        """
+        if not self.is_sound:
+            return None
+        most = self.without[Removal.NOTHING].host_ms
+        decides = self.without[Removal.HOST_TIME].step_ms < HOST_DECIDES * self.calibration.step_ms
+        return (most if decides else 0.0, most)
 
     @property
     def error(self) -> float:
@@ -62,7 +79,7 @@ class CalibratedSteps(NamedTuple):
 
     def saved(self, removal: Removal) -> float:
         """Share of the step that is saved without a cost; 0 where that is within the noise of what it is fitted to."""
-        saved = 1.0 - self.without_ms[removal] / self.calibration.step_ms
+        saved = 1.0 - self.without[removal].step_ms / self.calibration.step_ms
         least = max(NOISE_SIGMAS * self.noise, abs(self.calibration.error))
         return saved if saved > least else 0.0
 
@@ -106,12 +123,11 @@ def calibrated_steps(ranks: Sequence[RankCapture]) -> CalibratedSteps | None:
     except ValueError:
         return None
     calibration = replay.calibrated(unprofiled_ns / 1e6)
-    floor_ms = replay.replayed_ms(0.0, Removal.HOST_TIME)
-    without = {}
+    without = {Removal.HOST_TIME: replay.replayed(0.0, Removal.HOST_TIME)}
+    floor_ms = without[Removal.HOST_TIME].step_ms
     if calibration.is_sound:
         cost_ns = 1e3 * calibration.call_cost_us
-        without = {removal: replay.replayed_ms(cost_ns, removal) for removal in _CALIBRATED}
-        without[Removal.HOST_TIME] = floor_ms
+        without |= {removal: replay.replayed(cost_ns, removal) for removal in _CALIBRATED}
     noise = float(np.std(before, ddof=1)) / len(before) ** 0.5 / unprofiled_ns
     return CalibratedSteps(unprofiled_ns / 1e6, noise, floor_ms, calibration, without)
 

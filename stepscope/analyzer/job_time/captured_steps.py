@@ -28,6 +28,7 @@ class CapturedSteps:
         paused_ms: mean of a step's pauses inside kernels and before queued ones, of the rank with most.
         pageable_bytes: copied to pageable host memory in the whole capture, of the rank with most.
         without_blocking_ms: replayed step without blocking calls; None where not replayed.
+        is_one_clock: all ranks have the same time, and end a step together unless something holds one of them up.
     """
 
     index: list[int]
@@ -37,13 +38,16 @@ class CapturedSteps:
     paused_ms: float
     pageable_bytes: int
     without_blocking_ms: float | None
+    is_one_clock: bool = False
 
     @property
     def on_device(self) -> bool:
         return self.floor_ms is not None
 
 
-def captured_steps(views: Mapping[int, RankView], table: CauseTable, what_if: Sequence[WhatIf]) -> CapturedSteps:
+def captured_steps(
+    views: Mapping[int, RankView], table: CauseTable, what_if: Sequence[WhatIf], *, is_one_clock: bool = False
+) -> CapturedSteps:
     """The whole steps of a capture; views on the job's clock."""
     num = min(table.num_whole, len(table.step_ns))
     whole_ms = [view.window.whole_step_ns[:num] / 1e6 for view in views.values()]
@@ -62,4 +66,5 @@ def captured_steps(views: Mapping[int, RankView], table: CauseTable, what_if: Se
         paused_ms=max((floor.paused_ns for floor in floors), default=0) / 1e6,
         pageable_bytes=max(copies, default=0),
         without_blocking_ms=next((gain.step_ms for gain in what_if if gain.fix is Cause.SYNCHRONIZATION), None),
+        is_one_clock=is_one_clock,
     )

@@ -37,7 +37,7 @@ def clock_changes(records: Sequence[RankSteps], hosts: Mapping[int, str]) -> dic
     """By rank and place among its steps: by how much its clock was set before, ns.
 
     A change is a time between adjacent steps that is negative, or longer than what is recorded between them, on all
-    ranks of a host.
+    ranks of a host. On one rank alone it is one where it is negative, or takes such a change back: else a pause.
     """
     found = {rank.rank: _jumps(rank.steps) for rank in records}
     of_host: dict[str, list[RankSteps]] = defaultdict(list)
@@ -51,11 +51,16 @@ def clock_changes(records: Sequence[RankSteps], hosts: Mapping[int, str]) -> dic
         known = {rank.rank: {(step.attempt, step.index) for step in rank.steps} for rank in ranks}
         for rank in ranks:
             sizes = np.zeros(len(rank.steps), np.int64)
+            own_ns = 0  # by which this rank's clock alone is behind
             for place, step in enumerate(rank.steps):
-                size = found[rank.rank].get((step.attempt, step.index), 0)
                 at = step.attempt, step.index
-                if size and all(_has_jumped(found[other], known[other], at, size) for other in known):
+                if not (size := found[rank.rank].get(at, 0)):
+                    continue
+                if all(_has_jumped(found[other], known[other], at, size) for other in known):
                     sizes[place] = size
+                elif size < 0 or abs(own_ns + size) <= SAME_CHANGE * size:  # no step begins before the one before ends
+                    sizes[place] = size
+                    own_ns += size
             changes[rank.rank] = np.cumsum(sizes)
     return changes
 

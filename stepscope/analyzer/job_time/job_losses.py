@@ -1,4 +1,4 @@
-"""Losses of a job: telemetry of all steps and captures of a few, joined to shares of a useful step's training time.
+"""Losses of a job: telemetry of all steps and captures of a few, joined to shares of training time.
 
 The records of the steps say what the host was doing; a capture divides what remains. A capture slows the host, so its
 idle time is cut to what unprofiled steps can have: their rest without the kernels back to back.
@@ -13,9 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from stepscope.analyzer.blame.reasons import BOTTLENECK_THRESHOLD
 from stepscope.analyzer.job_time.calibrated_steps import CalibratedSteps
 from stepscope.analyzer.job_time.captured_steps import CapturedSteps
 from stepscope.analyzer.job_time.loss import BOUND, REPLAY, TELEMETRY, TRACE, Loss, merged_losses
+from stepscope.analyzer.job_time.queued_work import hidden_ms
 from stepscope.analyzer.job_time.recorded_losses import recorded_losses, weighted_mean
 from stepscope.analyzer.job_time.steps import Flags, Floats, HostLoss
 from stepscope.analyzer.job_time.training_time import TrainingTime
@@ -48,6 +50,9 @@ RETRIES_FIGURE = "num_alloc_retries"
 MOSTLY_RETRIED, HARDLY_RETRIED = 0.5, 0.1
 """Least share of slow steps, and largest of others, with retries of the allocator, for these to be the cause."""
 
+MOSTLY_LATE = 0.5
+"""Least part of a rank's lateness in captured steps that their largest loss is, for it to be the reason."""
+
 MIN_PAUSED_SHARE = 0.10
 """Least share of pauses in captured steps for contention to be suspected."""
 
@@ -65,12 +70,15 @@ _ROUNDING_MS = 1e-6
 
 
 class JobLosses(NamedTuple):
-    """What a useful step is made of, ms.
+    """What a step is made of, ms.
+
+    A loss takes the same of a step whether its update lasts or not. So without it, steps without a lasting update are
+    shorter as well; and if they had one, the losses would be shared by more steps.
 
     Attributes:
-        step_ms: mean useful step; where no settled one is useful, mean step.
-        wasted_share: of training time: steps without a lasting update; 1 where none has one.
-        losses: largest first.
+        step_ms: mean step.
+        wasted_share: of the steps, those without a lasting update: what training gains if they have one.
+        losses: the one first that holds a step up longest.
         work_ms: by cause, the job's own work.
         irregular_ms: what ordinary steps take longer than their median, part of the unexplained loss.
         distortion: captured rest / unprofiled rest - 1; None where no capture stands for the steps.
@@ -84,21 +92,26 @@ class JobLosses(NamedTuple):
     distortion: float | None
 
     def share(self, milliseconds: float) -> float:
-        """Share of training time of so many ms of each useful step."""
-        return (1.0 - self.wasted_share) * milliseconds / self.step_ms if self.step_ms > 0 else 0.0
+        """Share of training time of so many ms of each step."""
+        return milliseconds / self.step_ms if self.step_ms > 0 else 0.0
+
+    def useful_ms(self, milliseconds: float) -> float:
+        """Training time for each step with a lasting update, if each step takes so long; all steps where none has."""
+        return milliseconds / (1.0 - self.wasted_share) if self.wasted_share < 1 else milliseconds
 
     def breakdown(self) -> dict[str, float]:
-        """Share of training time by category."""
+        """Share of training time by category; all of it is wasted where no update lasts."""
+        if self.wasted_share >= 1:
+            return {Cause.WASTED_STEPS.value: 1.0}
         shares: dict[str, float] = defaultdict(float)
         for cause, milliseconds in self.work_ms.items():
-            shares[cause.value] += self.share(milliseconds)
+            shares[cause.value] += (1.0 - self.wasted_share) * self.share(milliseconds)
+            shares[Cause.WASTED_STEPS.value] += self.wasted_share * self.share(milliseconds)
         for loss in self.losses:
-            own_ms = loss.gain_ms + loss.kept_ms
+            own_ms = min(loss.gain_ms + loss.kept_ms, loss.ms)
             shares[loss.category] += self.share(own_ms)
             if loss.ms - own_ms > _ROUNDING_MS:
                 shares[OVERLAPPING] += self.share(loss.ms - own_ms)
-        if self.wasted_share:
-            shares[Cause.WASTED_STEPS.value] += self.wasted_share
         missing = 1.0 - sum(shares.values())
         if missing > 1e-9:
             shares[Cause.UNEXPLAINED.value] += missing
@@ -111,31 +124,31 @@ def job_losses(
     """Join the records of all steps with the captures of some, and with the replay of a light one."""
     steps, weight = training.steps, training.weight
     wasted = steps.is_skipped | training.is_lost
-    wasted_ms = float((weight * wasted * steps.period_ms).sum())
-    useful = weight * ~wasted
-    if not (useful * training.settled).any():  # a wasted step takes as long as one that is not
-        useful = weight * training.settled if (weight * training.settled).any() else weight
-    step_ms = weighted_mean(steps.period_ms, useful)
+    step_ms = weighted_mean(steps.period_ms, weight)
     floor_ms = _floor_ms(captures)
     if floor_ms is None and light is not None:
         floor_ms = light.floor_ms
-    recorded = recorded_losses(training, useful, floor_ms)
+    late_cause = _late_cause(training, captures)
+    recorded = [
+        replace(loss, cause=late_cause or loss.cause) if loss.recorded is HostLoss.LATENESS else loss
+        for loss in recorded_losses(training, weight, floor_ms)
+    ]
     excess = np.where(training.slow.is_slow, training.losses.rest_ms - training.slow.ordinary_ms, 0.0)
-    slow_ms = weighted_mean(np.maximum(excess, 0.0), useful)
+    slow_ms = weighted_mean(np.maximum(excess, 0.0), weight)
     if floor_ms is not None:
         held_up_ms = sum(loss.ms if loss.most_ms is None else loss.most_ms for loss in recorded)
         slow_ms = min(slow_ms, max(step_ms - floor_ms - held_up_ms, 0.0))
     slow = _slow_losses(training, captures, slow_ms)
     if not captures and training.trend is not None:
-        growth_ms = _longer_ms(training, useful, training.trend.first_ms)
+        growth_ms = _longer_ms(training, weight, training.trend.first_ms)
         slow.append(Loss(Cause.UNEXPLAINED, growth_ms, [Reason.STEPS_GET_LONGER], basis=TELEMETRY))
     left_ms = step_ms - sum(loss.ms for loss in (*recorded, *slow))
     irregular_ms = 0.0
     if captures:  # of a few steps do not show why others take longer
-        longer_ms = _longer_ms(training, useful, training.slow.ordinary_ms)
+        longer_ms = _longer_ms(training, weight, training.slow.ordinary_ms)
         irregular_ms = min(longer_ms, max(left_ms - (floor_ms or 0.0), 0.0))
     rest_ms = max(left_ms - irregular_ms, 0.0)
-    rest = _rest(training, captures, rest_ms, light)
+    rest = _rest(training, captures, rest_ms, light, late_cause, floor_ms=floor_ms or 0.0)
     if irregular_ms and rest_ms:  # what a slow host makes irregular is gone with its cause
         rest, irregular_ms = _with_irregular(rest, irregular_ms, rest_ms)
     slow.append(Loss(Cause.UNEXPLAINED, irregular_ms, basis=BOUND))
@@ -144,8 +157,8 @@ def job_losses(
     )
     return JobLosses(
         step_ms=step_ms,
-        wasted_share=wasted_ms / training.training_ms if training.training_ms > 0 else 0.0,
-        losses=sorted(losses, key=lambda loss: -loss.ms),
+        wasted_share=weighted_mean(wasted.astype(np.float64), weight),
+        losses=sorted(losses, key=lambda loss: -loss.most_gain_ms),
         work_ms=rest.work_ms,
         irregular_ms=irregular_ms,
         distortion=rest.distortion,
@@ -201,25 +214,41 @@ def _captured(training: TrainingTime, captures: Sequence[CapturedSteps], kind: F
 
     A step that waited for what began before the trace does not show why; it counts only where no other is captured.
     """
-    wanted = set(training.steps.index[kind].tolist())
     rows = [
         row
         for capture in captures
-        for index, row in zip(capture.index, capture.cause_ms, strict=True)
-        if index in wanted
+        for place, row in zip(_places(training, capture), capture.cause_ms, strict=True)
+        if place is not None and kind[place]
     ]
     known = [row for row in rows if row[CAUSE_CODE[Cause.BEFORE_WINDOW]] <= MAX_BEFORE_WINDOW * row.sum()]
     return np.mean(known or rows, axis=0) if rows else None
 
 
+def _places(training: TrainingTime, capture: CapturedSteps) -> list[int | None]:
+    """Row of each captured step: of the attempt whose records say that a profiler recorded most of them, the latest
+    where none does; None without a record."""
+    steps = training.steps
+    rows = np.flatnonzero(np.isin(steps.index, capture.index))
+    if not len(rows):
+        return [None] * len(capture.index)
+    attempts = steps.attempt[rows]
+    attempt = max(np.unique(attempts), key=lambda one: (int(steps.is_captured[rows[attempts == one]].sum()), one))
+    place = {int(steps.index[row]): int(row) for row in rows[attempts == attempt]}
+    return [place.get(index) for index in capture.index]
+
+
 def _copies_weights(training: TrainingTime, captures: Sequence[CapturedSteps]) -> bool:
     """Whether captured slow steps copy as much to pageable memory as a save of the weights does."""
-    slow = set(training.steps.index[training.slow.is_slow].tolist())
+    steps, is_slow = training.steps, training.slow.is_slow
     allocated = training.steps.figures.get("memory_allocated_bytes")
     least = MIN_COPIED_BYTES if allocated is None else MIN_COPIED_SHARE * float(np.nanmedian(allocated))
     for capture in captures:
-        recorded = range(min(capture.index), max(capture.index) + 2)  # the last step is in the trace, but not whole
-        num_slow = len(slow.intersection(recorded))
+        places = [place for place in _places(training, capture) if place is not None]
+        if not places:
+            continue
+        recorded = (steps.attempt == steps.attempt[places[0]]) & (steps.index >= min(capture.index))
+        recorded &= steps.index <= max(capture.index) + 1  # the last step is in the trace, but not whole
+        num_slow = int((recorded & is_slow).sum())
         if num_slow and capture.pageable_bytes / num_slow >= least:
             return True
     return False
@@ -232,7 +261,13 @@ class _Rest(NamedTuple):
 
 
 def _rest(
-    training: TrainingTime, captures: Sequence[CapturedSteps], rest_ms: float, light: CalibratedSteps | None
+    training: TrainingTime,
+    captures: Sequence[CapturedSteps],
+    rest_ms: float,
+    light: CalibratedSteps | None,
+    late_cause: Cause | None,
+    *,
+    floor_ms: float,
 ) -> _Rest:
     """What is left of an ordinary step, divided as its captures are."""
     captures = [capture for capture in captures if len(capture.index)]
@@ -242,6 +277,9 @@ def _rest(
     cause_ms[[CAUSE_CODE[cause] for cause in _LEFT_OUT]] = 0.0
     collected = _captured_mean(training, HostLoss.COLLECTION)
     cause_ms[CAUSE_CODE[Cause.HOST_BOUND]] = max(cause_ms[CAUSE_CODE[Cause.HOST_BOUND]] - collected, 0.0)
+    if late_cause is not None:  # what makes a rank late is a loss of its own
+        code = CAUSE_CODE[late_cause]
+        cause_ms[code] = max(cause_ms[code] - _captured_mean(training, HostLoss.LATENESS), 0.0)
     captured_ms = float(cause_ms.sum())
     delayed_ms = 0.0 if captures[0].on_device else _captured_mean(training, HostLoss.RUN_DELAY)
     distortion = max(captured_ms - delayed_ms, 0.0) / rest_ms - 1.0 if rest_ms > 0 else None
@@ -252,7 +290,6 @@ def _rest(
     paused = [capture.paused_ms / capture.step_ms.mean() for capture in captures]
     extra: list[Loss] = []
     if (share := float(np.mean(paused))) >= MIN_PAUSED_SHARE:
-        floor_ms = _floor_ms(captures) or 0.0
         contended_ms = min(share * rest_ms, max(rest_ms - floor_ms, 0.0))
         extra = [Loss(Cause.CONTENTION, contended_ms, [Reason.GPU_SHARED], basis=BOUND, is_inferred=True)]
         work = sum(of.get(cause, 0.0) for cause in _DEVICE_WORK)
@@ -265,13 +302,16 @@ def _rest(
     if fixed_ms > rest_ms > 0:
         of |= {cause: own * rest_ms / fixed_ms for cause, own in of.items() if cause not in host}
     if light is not None and light.is_sound and not extra:
-        divided = _replayed_idle(of, idle_ms, rest_ms, light)
+        divided = _replayed_idle(training, of, idle_ms, rest_ms, light)
         copied_ms = of.pop(Cause.COPY, 0.0)
         saved_ms = light.saved(Removal.COPIES) * rest_ms
         kept_ms = max(copied_ms - saved_ms, 0.0)
         divided.append(Loss(Cause.COPY, copied_ms, basis=REPLAY, error=light.error, kept_ms=kept_ms))
     else:
-        divided = _idle(of, host, idle_ms, rest_ms, captures)
+        divided = [
+            _with_hidden(training, loss, rest_ms, light) if loss.cause is Cause.HOST_BOUND else loss
+            for loss in _idle(of, host, idle_ms, rest_ms, captures)
+        ]
     for cause in host:
         of.pop(cause)
     return _divided(of, [*extra, *divided], distortion)
@@ -286,6 +326,19 @@ def _with_irregular(rest: _Rest, irregular_ms: float, rest_ms: float) -> tuple[_
     ]
     moved_ms = sum(loss.ms for loss in losses) - sum(loss.ms for loss in rest.losses)
     return rest._replace(losses=losses), irregular_ms - moved_ms
+
+
+def _late_cause(training: TrainingTime, captures: Sequence[CapturedSteps]) -> Cause | None:
+    """What makes a rank late for which no record tells why: a loss of captured steps that is as long; None where none
+    is."""
+    is_captured = training.steps.is_captured
+    late_ms = weighted_mean(training.losses.own_ms[HostLoss.LATENESS], is_captured.astype(np.float64))
+    cause_ms = _captured(training, captures, is_captured)
+    if cause_ms is None or late_ms <= 0:
+        return None
+    cause_ms[[CAUSE_CODE[cause] for cause in (*_LEFT_OUT, *_OWN_WORK, *_DEVICE_WORK)]] = 0.0
+    code = int(cause_ms.argmax())
+    return CAUSE_ORDER[code] if cause_ms[code] >= MOSTLY_LATE * late_ms else None
 
 
 def _captured_mean(training: TrainingTime, loss: HostLoss) -> float:
@@ -334,7 +387,9 @@ def _idle(
     return losses
 
 
-def _replayed_idle(of: dict[Cause, float], idle_ms: float, rest_ms: float, light: CalibratedSteps) -> list[Loss]:
+def _replayed_idle(
+    training: TrainingTime, of: dict[Cause, float], idle_ms: float, rest_ms: float, light: CalibratedSteps
+) -> list[Loss]:
     """The idle time of an unprofiled step by cause, as the calibrated replay saves it without each."""
     blocked_ms = min(light.saved(Removal.BLOCKING_CALLS) * rest_ms, idle_ms)
     late_ms = min(max(light.saved(Removal.HOST_TIME) * rest_ms - blocked_ms, 0.0), idle_ms - blocked_ms)
@@ -343,11 +398,28 @@ def _replayed_idle(of: dict[Cause, float], idle_ms: float, rest_ms: float, light
     allocated_ms = min(light.saved(Removal.ALLOCATIONS) * rest_ms, late_ms)
     if allocated_ms >= MOSTLY_ALLOCATED * late_ms > 0:
         late = replace(late, reasons=[Reason.ALLOCATOR], kept_ms=late_ms - allocated_ms)
+    free, bound = light.without[Removal.BLOCKING_CALLS], light.without[Removal.NOTHING]
+    queued_ms = free.queued_ms - bound.queued_ms
+    hidden = hidden_ms(training, _HOST_STOPS, queued_ms, free.step_ms - free.host_ms) if blocked_ms > 0 else 0.0
     return [
-        Loss(Cause.SYNCHRONIZATION, blocked_ms, basis=REPLAY, error=light.error),
+        Loss(Cause.SYNCHRONIZATION, blocked_ms, basis=REPLAY, error=light.error, alone_ms=blocked_ms + hidden),
         late,
         Loss(Cause.DEVICE_GAP if Cause.DEVICE_GAP in of else Cause.UNEXPLAINED, left_ms, basis=BOUND),
     ]
+
+
+_HOST_STOPS = [HostLoss.DATA_WAIT, HostLoss.COLLECTION, HostLoss.COMPILATION]
+
+
+def _with_hidden(training: TrainingTime, loss: Loss, rest_ms: float, light: CalibratedSteps | None) -> Loss:
+    """The loss of a late host, which without it may be ahead by as much as can be queued when something else holds it
+    up, also by what a save does before it copies: how far ahead nobody knows."""
+    if light is None or loss.ms < BOTTLENECK_THRESHOLD * rest_ms:
+        return loss
+    queued_ms = light.without[Removal.HOST_TIME].queued_ms
+    hidden = hidden_ms(training, [*_HOST_STOPS, HostLoss.CHECKPOINT], queued_ms, light.floor_ms)
+    least_ms, most_ms = (loss.ms if bound is None else bound for bound in (loss.least_ms, loss.most_ms))
+    return replace(loss, alone_ms=loss.ms + hidden / 2, least_ms=least_ms, most_ms=most_ms + hidden)
 
 
 def _divided(of: dict[Cause, float], losses: list[Loss], distortion: float | None) -> _Rest:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from stepscope.analyzer.job_time.job_losses import HOST_CAUSES, JobLosses, job_l
 from stepscope.analyzer.job_time.judge import BOUND_CONFIDENCE, FEW_STEPS_CONFIDENCE, Judge
 from stepscope.analyzer.job_time.loader import LoaderFindings, loader_findings
 from stepscope.analyzer.job_time.loss import BOUND, REPLAY, TELEMETRY
-from stepscope.analyzer.job_time.steps import HostLoss, JobSteps
+from stepscope.analyzer.job_time.steps import HostLoss, JobSteps, job_steps
 from stepscope.analyzer.job_time.training_time import TrainingTime, training_time
 from stepscope.core.documents.analysis import (
     Analysis,
@@ -26,7 +27,8 @@ from stepscope.core.documents.analysis import (
     PredictedFix,
     UnexplainedSteps,
 )
-from stepscope.core.documents.run_directory import Attempt
+from stepscope.core.documents.run_directory import Attempt, RankSteps
+from stepscope.core.documents.training_settings import LoaderSettings
 from stepscope.core.text.numbers import counted
 from stepscope.core.text.trace_quality import NOTABLE_DISTORTION
 from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Notice
@@ -36,36 +38,52 @@ class RunFacts(NamedTuple):
     """What a run directory tells of a job beside its traces.
 
     Attributes:
+        records: of each rank all steps that it finished.
         attempts: as the manifest lists them.
         num_cpus: processors that a rank may use; None where unknown.
         other_captures: those besides the one that is analysed.
         light: replay of a light capture of a job of one rank; None where there is none.
+        hosts: names by rank; unknown ones are left out.
     """
 
-    steps: JobSteps
+    records: Sequence[RankSteps]
     attempts: Sequence[Attempt] = ()
     num_cpus: int | None = None
     other_captures: Sequence[CapturedSteps] = ()
     light: CalibratedSteps | None = None
+    hosts: Mapping[int, str] = MappingProxyType({})
+
+    def steps(self, *, is_one_clock: bool = False) -> JobSteps | None:
+        """The steps of all ranks, with what captures tell of their clocks; None without one."""
+        is_one_clock = is_one_clock or any(capture.is_one_clock for capture in self.other_captures)
+        return job_steps(self.records, self.hosts, is_one_clock=is_one_clock)
 
 
 def with_job_time(
-    analysis: Analysis, capture: CapturedSteps, facts: RunFacts | None, advice: Advice | None = None
+    analysis: Analysis,
+    capture: CapturedSteps,
+    facts: RunFacts | None,
+    advice: Advice | None = None,
+    steps: JobSteps | None = None,
 ) -> Analysis:
-    """The analysis of a capture with the training time of its job, and the verdict on that."""
-    if facts is None:
+    """The analysis of a capture with the training time of its job, and the verdict on that; `steps` of its records."""
+    advice = advice or Advice()
+    if facts is None or steps is None:
         return _by_trace(analysis, capture)
-    training = training_time(facts.steps, facts.attempts)
+    training = training_time(steps, facts.attempts, _loader(advice))
     if not training.num_settled:
         by_trace = _by_trace(analysis, capture)
         certain = min(by_trace.verdict.confidence, FEW_STEPS_CONFIDENCE)
         return replace(by_trace, verdict=replace(by_trace.verdict, confidence=certain))
-    return _judged(analysis, training, [*facts.other_captures, capture], facts, advice or Advice())
+    return _judged(analysis, training, [*facts.other_captures, capture], facts, advice)
 
 
 def with_recorded_time(analysis: Analysis, facts: RunFacts, advice: Advice | None = None) -> Analysis:
     """The analysis of a job without a trace with its training time, and the verdict on what its step records show."""
-    return _judged(analysis, training_time(facts.steps, facts.attempts), [], facts, advice or Advice())
+    advice, steps = advice or Advice(), facts.steps()
+    if steps is None:
+        return analysis
+    return _judged(analysis, training_time(steps, facts.attempts, _loader(advice)), [], facts, advice)
 
 
 def _judged(
@@ -116,9 +134,12 @@ def _by_trace(analysis: Analysis, capture: CapturedSteps) -> Analysis:
     )
 
 
+MOST_TIMES = 10.0
+"""More times that of other steps is no step time any more: records and trace are of different steps."""
+
 WITHOUT_TRACE = (
-    "no step was profiled: a capture of a few would divide the unexplained time into compute, communication, copies "
-    "and CPU time"
+    "no profiled step can be analysed: a full capture of a few would divide the unexplained time into compute, "
+    "communication, copies and CPU time"
 )
 
 
@@ -148,7 +169,7 @@ def _job_time(training: TrainingTime, losses: JobLosses, *, has_trace: bool) -> 
         if loss.cause is Cause.UNEXPLAINED and loss.basis == TELEMETRY and not loss.reasons
     )
     agrees = None if losses.distortion is None else abs(losses.distortion) <= NOTABLE_DISTORTION
-    note = f"step time differs by {losses.distortion:+.0%} from other steps" if agrees is False else ""
+    note = _difference(losses.distortion or 0.0) if agrees is False else ""
     trace = EvidenceLayer("trace", has_trace, agrees, note if has_trace else WITHOUT_TRACE)
     return JobTime(
         num_steps=training.num_steps,
@@ -176,6 +197,15 @@ def _job_time(training: TrainingTime, losses: JobLosses, *, has_trace: bool) -> 
     )
 
 
+def _difference(distortion: float) -> str:
+    """Clause: how profiled steps differ from others."""
+    if distortion < 1.0:
+        return f"step time differs by {distortion:+.0%} from other steps"
+    if distortion + 1.0 > MOST_TIMES:
+        return f"step time is more than {MOST_TIMES:.0f} times that of other steps"
+    return f"step time is {distortion + 1:.1f} times that of other steps"
+
+
 def _notices(training: TrainingTime) -> list[Notice]:
     trend = training.trend
     if trend is None:
@@ -188,13 +218,20 @@ def _notices(training: TrainingTime) -> list[Notice]:
     return [Notice("steps_get_longer", text)]
 
 
+def _loader(advice: Advice) -> LoaderSettings | None:
+    """Settings of the loader that trains; None where there may be several kinds, or none is known."""
+    loaders = [loader for loader in advice.settings.loaders if loader.trains]
+    return loaders[0] if len({loader.num_workers for loader in loaders}) == 1 else None
+
+
 def _loader_findings(training: TrainingTime, losses: JobLosses, advice: Advice) -> LoaderFindings | None:
-    numbers = {loader.num_workers for loader in advice.settings.loaders if loader.trains}
-    num_workers = numbers.pop() if len(numbers) == 1 else None
+    loader = _loader(advice)
+    num_workers = None if loader is None else loader.num_workers
     for loss in losses.losses:
         if loss.recorded is HostLoss.DATA_WAIT:
             rank = loss.ranks[0] if loss.ranks else training.steps.ranks[0]
+            wait_ms = loss.most_gain_ms
             return loader_findings(
-                training, rank, losses.step_ms, loss.ms, num_workers=num_workers, options=advice.options
+                training, rank, losses.step_ms, wait_ms, num_workers=num_workers, options=advice.options
             )
     return None

@@ -80,7 +80,7 @@ class Judge:
             return self._unknown()
         wasted = losses.wasted_share
         largest = self._largest()
-        share = 0.0 if largest is None else losses.share(largest.ms)
+        share = 0.0 if largest is None else losses.share(largest.most_gain_ms)
         if wasted >= BOTTLENECK_THRESHOLD and wasted >= share:
             return self._wasted()
         if largest is not None and share >= BOTTLENECK_THRESHOLD:
@@ -133,12 +133,13 @@ class Judge:
             return verdict
         unattributed = self._unattributed()
         largest = next((loss for loss in self.losses.losses if loss.recorded is not None), None)
-        what = f"no step was profiled, and {unattributed:.1%} of training time has no recorded cause"
+        what = f"no profiled step can be analysed, and {unattributed:.1%} of training time has no recorded cause"
         if largest is not None and self.losses.share(largest.ms) >= SHOWN_FROM:
             what += f"; the largest recorded loss is {self.losses.share(largest.ms):.1%} ({self._title(largest)})"
         if self._has_too_few_steps():
             num_steps = counted(self.training.num_steps, "step")
-            what = f"no step was profiled, and only {self.training.num_settled} of {num_steps} may stand for the job"
+            num_settled = self.training.num_settled
+            what = f"no profiled step can be analysed, and only {num_settled} of {num_steps} may stand for the job"
         evidence = Evidence("unexplained", unattributed, "ratio", BOTTLENECK_THRESHOLD)
         return replace(verdict, summary=what, evidence=[evidence], secondary=self._secondary(None))
 
@@ -171,11 +172,11 @@ class Judge:
             ranks=[],
             evidence=[Evidence("share_of_training_time", losses.wasted_share, "ratio", BOTTLENECK_THRESHOLD)],
             actions=action,
-            secondary=self._secondary(None, has_wasted=False),
+            secondary=self._secondary(None, has_wasted=False) if useful > 0 else [],
             bottleneck=True,
             share=losses.wasted_share,
             fix=fix,
-            next=self._next(None, has_wasted=False),
+            next=self._next(None, has_wasted=False) if useful > 0 else None,
         )
 
     def _lost(self, loss: Loss) -> Verdict:
@@ -195,7 +196,7 @@ class Judge:
             confidence=self._confidence(loss),
             summary=f"{self._title(loss)}{where}: {self._cost(loss)}, {observed}{inferred}{self._overlap(loss)}",
             ranks=ranks,
-            evidence=[Evidence("share_of_training_time", share, "ratio", BOTTLENECK_THRESHOLD, ranks), *evidence],
+            evidence=[*self._shares(loss, ranks), *evidence],
             actions=actions,
             secondary=self._secondary(loss),
             bottleneck=True,
@@ -203,6 +204,17 @@ class Judge:
             fix=self._fix(loss, actions),
             next=self._next(loss),
         )
+
+    def _shares(self, loss: Loss, ranks: list[int]) -> list[Evidence]:
+        """What a loss gains alone, and where that is less than a bottleneck, with what it hides and what hides it."""
+        alone = self.losses.share(loss.gain_ms)
+        if alone >= BOTTLENECK_THRESHOLD:
+            return [Evidence("share_of_training_time", alone, "ratio", BOTTLENECK_THRESHOLD, ranks)]
+        whole = self.losses.share(loss.most_gain_ms)
+        return [
+            Evidence("share_of_training_time", alone, "ratio", ranks=ranks),
+            Evidence("share_with_overlap", whole, "ratio", BOTTLENECK_THRESHOLD, ranks),
+        ]
 
     def _no_bottleneck(self) -> Verdict:
         losses = self.losses
@@ -253,6 +265,8 @@ class Judge:
         if loss.recorded is HostLoss.DATA_WAIT and self.loader is not None:
             in_process = [reason for reason in from_trace[0] if reason is Reason.NO_WORKERS]
             return list(dict.fromkeys([*self.loader.reasons, *in_process])), self.loader.evidence
+        if loss.recorded is HostLoss.LATENESS:
+            return from_trace
         if loss.basis == TELEMETRY or loss.recorded is not None:
             return loss.reasons, self._about_long_steps(loss) if loss.cause is Cause.UNEXPLAINED else []
         if loss.cause is Cause.HOST_BOUND and self._has_one_core():
@@ -303,16 +317,20 @@ class Judge:
         action = actions[0] if actions else ""
         if loss.least_ms is not None and loss.most_ms is not None:
             least_ms = (1.0 - FLOOR_ERROR) * max(step_ms - self.losses.irregular_ms - loss.most_ms, 0.0)
-            return PredictedFix(action, None, None, None, BOUND, (least_ms, step_ms - loss.least_ms))
+            bounds = self.losses.useful_ms(least_ms), self.losses.useful_ms(step_ms - loss.least_ms)
+            return PredictedFix(action, None, None, None, BOUND, bounds)
         after = step_ms - loss.gain_ms
         if after <= 0:
             return None
         if loss.basis == REPLAY:
-            return PredictedFix(action, after, step_ms / after, loss.error, REPLAY)
+            return self._predicted(action, after, loss.error, REPLAY)
         if loss.basis == TELEMETRY or loss.is_inferred:
-            basis = TELEMETRY if loss.basis == TELEMETRY else "model"
-            return PredictedFix(action, after, step_ms / after, TELEMETRY_ERROR, basis)
+            return self._predicted(action, after, TELEMETRY_ERROR, TELEMETRY if loss.basis == TELEMETRY else "model")
         return self._replayed_loss(loss, action)
+
+    def _predicted(self, action: str, after_ms: float, error: float | None, basis: str) -> PredictedFix:
+        """The fix after which a step takes so long, by each step whose update lasts."""
+        return PredictedFix(action, self.losses.useful_ms(after_ms), self.losses.step_ms / after_ms, error, basis)
 
     def _replayed_loss(self, loss: Loss, action: str) -> PredictedFix | None:
         """The step without a loss: a replay of the captured steps tells which part of it a fix recovers."""
@@ -321,8 +339,7 @@ class Judge:
         if gain is None or not gain.measured_step_ms or row is None or not row.ms_per_step:
             return None
         recovered = min(max((gain.measured_step_ms - gain.step_ms) / row.ms_per_step, 0.0), 1.0)
-        after = self.losses.step_ms - recovered * loss.ms
-        return PredictedFix(action, after, self.losses.step_ms / after, abs(gain.replay_error), REPLAY)
+        return self._predicted(action, self.losses.step_ms - recovered * loss.ms, abs(gain.replay_error), REPLAY)
 
     def _next(self, named: Loss | None, *, has_wasted: bool = True) -> NextCause | None:
         """The largest other loss, also of wasted steps; one of the same cause only if its reasons are others."""
@@ -369,11 +386,17 @@ class Judge:
         return loss.gain_ms + self._overlap_ms(loss)
 
     def _overlap(self, loss: Loss) -> str:
-        """Clause with that time, and what the others lose it to."""
+        """Clause with that time, and what the others lose it to; and with what it has in common with other losses."""
+        wasted = self.losses.wasted_share * self.losses.share(loss.gain_ms)
+        if wasted > SECONDARY_THRESHOLD and not self._overlap_ms(loss):
+            return f"; {wasted:.1%} of training time are in wasted steps as well"
+        if loss.gain_ms - loss.ms > SECONDARY_THRESHOLD * self.losses.step_ms:
+            return f"; {loss.gain_ms - loss.ms:,.1f} ms of it by queued work that would hide other losses"
         if not self._overlap_ms(loss):
             return ""
         others = [other for other in self.losses.losses if other is not loss and self._overlap_ms(other)]
-        names = listed([f"{in_sentence(self._title(other))}{_on_ranks(other)}" for other in others])
+        is_one = self.analysis.job.world_size == 1
+        names = listed([f"{in_sentence(self._title(o))}{'' if is_one else _on_ranks(o)}" for o in others])
         return f"; {loss.overlap_ms:,.1f} ms more overlap with {names or 'another cause'}"
 
     def _confidence(self, loss: Loss) -> float:
@@ -409,7 +432,7 @@ class Judge:
         rows = np.flatnonzero(training.weight > 0)
         if len(rows) < 2:
             return 1.0
-        by_loss = np.stack([training.losses.ms[loss][rows] * training.weight[rows] for loss in HostLoss])
+        by_loss = np.stack([training.losses.own_ms[loss][rows] * training.weight[rows] for loss in HostLoss])
         period = training.steps.period_ms[rows] * training.weight[rows]
         begins = np.arange(0, len(rows), -(-len(rows) // _MAX_DRAWN))
         by_loss, period = np.add.reduceat(by_loss, begins, axis=1), np.add.reduceat(period, begins)

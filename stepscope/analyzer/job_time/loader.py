@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stepscope.analyzer.blame.reasons import loader_pattern
+from stepscope.analyzer.job_time.loader_queue import MIN_WAIT_SHARE
 from stepscope.analyzer.job_time.steps import HostLoss
 from stepscope.analyzer.job_time.training_time import TrainingTime
 from stepscope.analyzer.knobs import Options
@@ -22,8 +23,9 @@ ONE_RANK_SHARE = 0.8
 """Least part of the job's waiting that one rank's waits are for their period to be that of its workers."""
 MIN_PERIODS = 8
 """Least number of periods of the waits for it: with few, the waits of a run's first batches count too much."""
-MIN_WAIT_SHARE = 0.1
-"""Least part of a step for it to be one that waits."""
+
+MOST_OF_FIRST = 0.5
+"""Most of the time between waits that the wait for a run's first batch may take, for batches to differ in length."""
 
 
 class LoaderFindings(NamedTuple):
@@ -46,7 +48,8 @@ def loader_findings(
     """Findings on the loader of the rank that waits longest.
 
     A loader with w workers that are far too slow delivers w batches at once and then stalls, so only every w-th step
-    waits; workers needed = w x step / step without waiting.
+    waits; workers needed = w x step / step without waiting. Workers that take as long as the waits are apart take as
+    long for the first batch of all.
 
     Args:
         step_ms: mean step of the job.
@@ -60,10 +63,12 @@ def loader_findings(
     factor = step_ms / max(step_ms - wait_ms, 1e-9)
     waiting = float(np.mean(waits_ms > MIN_WAIT_SHARE * steps.period_ms[training.settled]))
     workers = next((round(item.value) for item in evidence if item.metric == "period_of_waits"), None)
-    if float(waits_ms.mean()) < ONE_RANK_SHARE * wait_ms:  # ranks wait by turns: the period is not the workers'
+    column = steps.ranks.index(rank)
+    by_turns = float(waits_ms.mean()) < ONE_RANK_SHARE * wait_ms  # of the ranks: the period is not the workers'
+    if workers is not None and (by_turns or _begins_sooner(training, column, workers * step_ms)):
         workers = None
     is_seen = waiting >= MIN_WAITING_STEPS if workers is None else len(waits_ms) >= MIN_PERIODS * workers
-    if factor > STARVED_FACTOR and is_seen:
+    if column in training.losses.queues or (factor > STARVED_FACTOR and is_seen):
         reasons = [Reason.STARVED]
     evidence = [replace(item, ranks=[rank]) for item in evidence]
     evidence.append(Evidence("waiting_steps", waiting, "ratio", ranks=[rank]))
@@ -78,3 +83,9 @@ def loader_findings(
         option = (options or Options()).text("num_workers", math.ceil(workers * factor))
         action = f"{option} (now {workers}, by the period of the waits)"
     return LoaderFindings(reasons, evidence, action)
+
+
+def _begins_sooner(training: TrainingTime, column: int, apart_ms: float) -> bool:
+    """Whether a rank waited for its first batch of all less than its workers would have taken for it."""
+    first_ms = float(training.steps.host_ms[HostLoss.DATA_WAIT][0, column])
+    return MIN_WAIT_SHARE * training.slow.ordinary_ms < first_ms < MOST_OF_FIRST * apart_ms

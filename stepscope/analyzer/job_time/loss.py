@@ -1,4 +1,4 @@
-"""Loss of a job: time of a useful step that goes to one cause, and how that is known."""
+"""Loss of a job: time of a step that goes to one cause, and how that is known."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _CATEGORIES = {HostLoss.COLLECTION: "garbage_collection", HostLoss.COMPILATION: 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """One loss of a job, ms of a useful step.
+    """One loss of a job, ms of a step.
 
     Attributes:
         basis: telemetry | trace | bound | replay: seen in all steps, seen in the captured ones, between `least_ms` and
             `most_ms`, or what the calibrated replay saves without it, with a relative `error`.
         is_inferred: nothing recorded names the cause.
         recorded: what the step records call it; None where they do not.
-        alone_ms: what the step gains if it alone is taken away, where that is less, as other ranks lose time to
-            something else meanwhile; None: all of `ms`.
+        alone_ms: what the step gains if it alone is taken away: less than `ms` where other ranks lose time to something
+            else meanwhile, more where the GPU then works on during other losses; None: `ms`.
         own_ms: how long it holds up the rank that it holds up longest; None: `ms`.
         kept_ms: what stays of it after its fix: a copy from pinned memory, launches that allocate nothing.
     """
@@ -47,12 +47,23 @@ class Loss:
     @property
     def gain_ms(self) -> float:
         """What the step gains by its fix."""
-        return max((self.ms if self.alone_ms is None else min(self.alone_ms, self.ms)) - self.kept_ms, 0.0)
+        return max((self.ms if self.alone_ms is None else self.alone_ms) - self.kept_ms, 0.0)
 
     @property
     def overlap_ms(self) -> float:
         """How long it holds up its rank while others are held up by something else."""
         return max((self.ms if self.own_ms is None else self.own_ms) - self.gain_ms - self.kept_ms, 0.0)
+
+    def limited(self, ms: float) -> Loss:
+        """The same loss cut to so many ms, and with it what it gains."""
+        part = ms / self.ms if self.ms > 0 else 1.0
+        alone_ms, own_ms = (None if of is None else part * of for of in (self.alone_ms, self.own_ms))
+        return replace(self, ms=ms, alone_ms=alone_ms, own_ms=own_ms)
+
+    @property
+    def most_gain_ms(self) -> float:
+        """What the step gains without it once those that it overlaps with are gone."""
+        return self.gain_ms + self.overlap_ms
 
     @property
     def category(self) -> str:

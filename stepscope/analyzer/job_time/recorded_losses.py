@@ -24,6 +24,7 @@ CAUSE_OF_LOSS = {
     HostLoss.COLLECTION: (Cause.HOST_BOUND, Reason.GC),
     HostLoss.COMPILATION: (Cause.HOST_BOUND, Reason.COMPILE),
     HostLoss.RUN_DELAY: (Cause.CONTENTION, Reason.CPU_LIMITED),
+    HostLoss.LATENESS: (Cause.STRAGGLER, None),
 }
 
 MAX_QUEUED_STEPS = 4
@@ -74,7 +75,7 @@ def _within(losses: list[Loss], idle_ms: float) -> list[Loss]:
     for loss in losses:
         own = min(loss.ms, idle_ms)
         idle_ms -= own
-        kept.append(replace(loss, ms=own))
+        kept.append(loss.limited(own))
     return kept
 
 
@@ -123,4 +124,4 @@ def _perhaps_hidden(training: TrainingTime, loss: Loss) -> Floats | None:
 def _at_least(loss: Loss, least_ms: float) -> Loss:
     if least_ms >= MOSTLY_EXPOSED * loss.ms:
         return loss
-    return replace(loss, ms=(least_ms + loss.ms) / 2.0, basis=BOUND, least_ms=least_ms, most_ms=loss.ms)
+    return replace(loss.limited((least_ms + loss.ms) / 2.0), basis=BOUND, least_ms=least_ms, most_ms=loss.ms)

@@ -7,7 +7,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.job_time.steps import Flags, Floats, HostLoss, JobSteps
+from stepscope.analyzer.job_time.loader_queue import DEFAULT_PREFETCH, LoaderQueue, loader_queue
+from stepscope.analyzer.job_time.step_replay import StepReplay
+from stepscope.analyzer.job_time.steps import MIN_LATE_SHARE, Flags, Floats, HostLoss, JobSteps
+from stepscope.core.documents.training_settings import LoaderSettings
 
 MIN_SLOW_RATIO = 1.5
 """Least ratio of a slow step's rest to the ordinary one."""
@@ -16,8 +19,6 @@ MIN_SLOW_SIGMAS = 6.0
 ORDINARY_QUANTILE = 0.25
 """Ordinary steps are those around this quantile, as up to half of all steps may be slow."""
 _QUARTILE_TO_SIGMA = 1.4826
-MIN_LATE_SHARE = 0.10
-"""Least lateness of a rank's end for its name to be given, as a share of the step."""
 MIN_REPEATS = 3
 MIN_PERIODIC_SHARE = 0.8
 
@@ -26,10 +27,12 @@ class StepLosses(NamedTuple):
     """What each step lost to the host, by loss: ms, and the rank that held the others up (as a column).
 
     Attributes:
+        ms: what the step takes longer with this loss than with those before it alone, in the order of HostLoss.
         alone_ms: what the step gains if this loss alone is taken away: less than `ms` where another rank is held up by
-            something else meanwhile.
-        own_ms: how long it held up the rank that it held up longest.
+            something else meanwhile, or another wait takes its place.
+        own_ms: what the step loses to this loss alone, without all the others.
         rest_ms: the step without all these losses.
+        queues: by column, the queue of a rank whose loader is too slow.
     """
 
     ms: dict[HostLoss, Floats]
@@ -37,33 +40,66 @@ class StepLosses(NamedTuple):
     own_ms: dict[HostLoss, Floats]
     column: dict[HostLoss, npt.NDArray[np.int64]]
     rest_ms: Floats
+    queues: dict[int, LoaderQueue]
 
 
-def step_losses(steps: JobSteps) -> StepLosses:
-    """Losses of each step by the slowest rank, the first cause of an instant taking all of it.
+def step_losses(steps: JobSteps, usual: Flags, loader: LoaderSettings | None = None) -> StepLosses:
+    """Losses of each step by a replay of the steps without them.
 
-    Ranks that are synchronised once a step wait for the one that was held up longest: two causes on one rank add up
-    to the step at most, those on different ranks overlap.
+    Args:
+        usual: the steps that show how long ranks usually take.
+        loader: settings of the loader that trains; None where unknown.
     """
-    held_up = np.zeros(steps.end_ms.shape)
-    lost = np.zeros(len(steps))
-    ms, column = {}, {}
-    by_rank = {}
-    period_ms = steps.period_ms[:, None]
+    held_up = _held_up(steps)
+    found = [loss for loss in HostLoss if held_up[loss].any()]
+    zeros = dict.fromkeys(set(HostLoss) - set(found), np.zeros(len(steps)))
+    column = {loss: steps.host_ms[loss].argmax(axis=1) for loss in HostLoss}
+    queues = _queues(steps, held_up[HostLoss.DATA_WAIT], usual, loader)
+    kept = [found[:num] for num in range(len(found) + 1)]
+    kept += [[other for other in found if other is not loss] for loss in found]
+    kept += [[loss] for loss in found]
+    periods = StepReplay(steps, held_up, usual, queues).periods_ms(kept)
+    num = len(found)
+    waiting = [HostLoss.DATA_WAIT in losses for losses in kept]
+    periods[:, waiting] += (steps.period_ms - periods[:, num])[:, None]  # what waits differ from those of their queue
+    none, whole = periods[:, 0], periods[:, num]
+    ms = {loss: periods[:, place + 1] - periods[:, place] for place, loss in enumerate(found)}
+    alone = {loss: whole - periods[:, num + 1 + place] for place, loss in enumerate(found)}
+    own = {loss: periods[:, 2 * num + 1 + place] - none for place, loss in enumerate(found)}
+    return StepLosses(ms | zeros, alone | zeros, own | zeros, column, none, queues)
+
+
+def _held_up(steps: JobSteps) -> dict[HostLoss, Floats]:
+    """By loss, step and rank: how long the rank was held up, the first cause of an instant taking all of it."""
+    ends = steps.known_ends_ms
+    own_ms = np.repeat(steps.period_ms[:, None], ends.shape[1], axis=1)
+    own_ms[1:] = np.fmax(own_ms[1:], ends[1:] - ends[:-1])  # a rank that waits for another had ended before it
+    so_far, by_loss = np.zeros_like(own_ms), {}
     for loss in HostLoss:
         own = steps.host_ms[loss]
         if loss is HostLoss.RUN_DELAY:  # a thread may lack its CPU as well while it collects or loads
-            own = own * (1.0 - held_up / np.maximum(period_ms, 1e-9))
-        own = np.minimum(own, period_ms - held_up)
-        by_rank[loss] = own
-        held_up = held_up + own
-        so_far = held_up.max(axis=1)
-        ms[loss] = so_far - lost
-        column[loss] = steps.host_ms[loss].argmax(axis=1)
-        lost = so_far
-    alone = {loss: lost - (held_up - own).max(axis=1) for loss, own in by_rank.items()}
-    longest = {loss: own.max(axis=1) for loss, own in by_rank.items()}
-    return StepLosses(ms, alone, longest, column, steps.period_ms - lost)
+            own = own * (1.0 - so_far / np.maximum(own_ms, 1e-9))
+        by_loss[loss] = np.minimum(own, own_ms - so_far)
+        so_far = so_far + by_loss[loss]
+    return by_loss
+
+
+def _queues(steps: JobSteps, wait_ms: Floats, usual: Flags, loader: LoaderSettings | None) -> dict[int, LoaderQueue]:
+    """By column, the queue of a rank whose loader is too slow."""
+    if not usual.any():
+        return {}
+    num_workers = None if loader is None else loader.num_workers
+    prefetch = (None if loader is None else loader.prefetch_factor) or DEFAULT_PREFETCH
+    is_restart = np.concatenate(([True], steps.attempt[1:] != steps.attempt[:-1])) | steps.is_after_gap
+    usual_ms = float(np.median((steps.period_ms - wait_ms.max(axis=1))[usual]))
+    queues = {}
+    for column in np.flatnonzero(wait_ms.any(axis=0)).tolist():
+        ends = steps.known_ends_ms[:, column]
+        began = np.where(is_restart, steps.latest_end_ms - steps.period_ms, np.concatenate((ends[:1], ends[:-1])))
+        queue = loader_queue(began, wait_ms[:, column], is_restart, usual_ms, num_workers, prefetch)
+        if queue is not None:
+            queues[column] = queue
+    return queues
 
 
 class SlowSteps(NamedTuple):
@@ -145,42 +181,17 @@ callbacks; new code also runs for the first time outside of the compiler's callb
 
 def with_surroundings(losses: StepLosses, ordinary_ms: float) -> StepLosses:
     """Losses in which a phase or compilation has what its step takes longer than an ordinary one, within limits."""
-    ms, alone, rest = dict(losses.ms), dict(losses.alone_ms), losses.rest_ms.copy()
+    ms, alone, own_ms = dict(losses.ms), dict(losses.alone_ms), dict(losses.own_ms)
+    rest = losses.rest_ms.copy()
     most = {loss: times * ms[loss] for loss, times in _SURROUNDINGS.items()}
     longest = np.maximum.reduce(list(most.values()))
     more = np.clip(rest - ordinary_ms, 0.0, longest)
     for loss in _SURROUNDINGS:
         is_longest = (most[loss] == longest) & (more > 0)
-        ms[loss], alone[loss] = (own + np.where(is_longest, more, 0.0) for own in (ms[loss], alone[loss]))
+        for of in (ms, alone, own_ms):
+            of[loss] = of[loss] + np.where(is_longest, more, 0.0)
         rest, more = rest - np.where(is_longest, more, 0.0), np.where(is_longest, 0.0, more)
-    return StepLosses(ms, alone, losses.own_ms, losses.column, rest)
-
-
-LITTLE = 0.05
-"""A step without a loss has less of it than this share of an ordinary step."""
-MIN_STEPS_WITHOUT = 4
-
-
-def with_ordinary_steps(losses: StepLosses, steps: JobSteps, settled: Flags) -> StepLosses:
-    """Losses whose steps gain at most what they take longer than the settled steps without that loss.
-
-    What other ranks lose meanwhile without a record of it, as slow Python, is part of those steps too. They may get
-    ahead with it, so a step that follows and is shorter makes up for a part. A step that a rank has no record of may
-    have the loss.
-    """
-    if len(steps.ranks) == 1:
-        return losses
-    period_ms, alone = steps.period_ms, dict(losses.alone_ms)
-    is_complete = np.isfinite(steps.end_ms).all(axis=1)
-    for loss, own in losses.ms.items():
-        has_loss = own > LITTLE * period_ms
-        follows = np.concatenate(([False], has_loss[:-1]))
-        ordinary = settled & is_complete & ~has_loss & ~follows
-        if ordinary.sum() >= MIN_STEPS_WITHOUT:
-            longer = period_ms - np.median(period_ms[ordinary])
-            made_up = np.append(np.minimum(longer, 0.0)[1:] * follows[1:], 0.0)
-            alone[loss] = np.minimum(alone[loss], np.maximum(longer + made_up, 0.0))
-    return losses._replace(alone_ms=alone)
+    return losses._replace(ms=ms, alone_ms=alone, own_ms=own_ms, rest_ms=rest)
 
 
 MIN_OWN_SHARE = 0.25

@@ -31,6 +31,8 @@ class HostLoss(StrEnum):
     COLLECTION = "collection"
     COMPILATION = "compilation"
     RUN_DELAY = "run_delay"
+    LATENESS = "lateness"
+    """A rank ends most steps later than the others, and no record tells why."""
 
 
 _PHASES = {
@@ -48,6 +50,10 @@ _LOSS_FIGURE = "loss"
 _MEMORY_FIGURE = "memory_allocated_bytes"
 """Recorded where the process uses a GPU."""
 _MOSTLY = 0.9
+MIN_LATE_SHARE = 0.10
+"""Least lateness of a rank's end for it to count, as a share of the step."""
+MIN_USUAL_STEPS = 8
+"""Fewer steps do not show that a rank ends them late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +114,25 @@ class JobSteps:
         ends: Floats = np.nanmax(self.end_ms, axis=1)
         return ends
 
+    @property
+    def known_ends_ms(self) -> Floats:
+        """Ends by step and rank; of a rank without a record the first of the others', and all the latest where clocks
+        may differ by what nobody knows."""
+        if not self.are_ends_comparable:
+            return np.repeat(self.latest_end_ms[:, None], len(self.ranks), axis=1)
+        return np.where(np.isnan(self.end_ms), np.nanmin(self.end_ms, axis=1, keepdims=True), self.end_ms)
 
-def job_steps(records: Sequence[RankSteps], hosts: Mapping[int, str] | None = None) -> JobSteps | None:
+
+def job_steps(
+    records: Sequence[RankSteps], hosts: Mapping[int, str] | None = None, *, is_one_clock: bool = False
+) -> JobSteps | None:
     """Join the step records of all ranks and attempts; None without a step.
 
     Args:
         records: of each rank all steps that it finished, also those that a later attempt repeated.
         hosts: name of the host by rank; unknown ones are left out.
+        is_one_clock: a trace shows that all ranks have the same time, and that they end a step together unless
+            something holds one of them up; so a rank whose ends are late is late.
     """
     hosts = hosts or {}
     columns = {rank.rank: column for column, rank in enumerate(records)}
@@ -154,7 +172,11 @@ def job_steps(records: Sequence[RankSteps], hosts: Mapping[int, str] | None = No
     is_first = np.concatenate(([True], attempts[1:] != attempts[:-1]))
     is_profiled = _profiled(steps_of, is_first)
     has_overflowed = np.array([any(step.figures.get(OVERFLOW_FIGURE) for step in steps) for steps in steps_of])
-    are_known = _align(start, end, attempts, ~(is_first | is_profiled | is_after_gap))
+    is_usual = ~(is_first | is_profiled | is_after_gap)
+    are_known = is_one_clock or _align(start, end, attempts, is_usual)
+    host = _outside_phases(host)
+    if is_one_clock and len(columns) > 1:
+        host[HostLoss.LATENESS] = _lateness(end, host, is_usual)
     has_one_host = len({hosts.get(rank) for rank in columns}) == 1 and all(rank in hosts for rank in columns)
     starts = {a: float(np.nanmin(start[np.flatnonzero(attempts == a)[0]])) for a in np.unique(attempts).tolist()}
     latest = np.maximum.accumulate(np.nanmax(end, axis=1))
@@ -166,7 +188,7 @@ def job_steps(records: Sequence[RankSteps], hosts: Mapping[int, str] | None = No
         index=index,
         period_ms=np.maximum(latest - begins, 0.0),
         end_ms=end,
-        host_ms=_outside_phases(host),
+        host_ms=host,
         unmeasured=_unmeasured([step for steps in steps_of for step in steps]),
         starts_ms=starts,
         is_profiled=is_profiled,
@@ -181,8 +203,13 @@ def job_steps(records: Sequence[RankSteps], hosts: Mapping[int, str] | None = No
         are_ends_comparable=len(columns) == 1 or are_known or has_one_host,
         clock_change_ms=change_ms,
         notices=_notices(changes, is_after_gap),
-        on_device=any(step.device_ns is not None or _MEMORY_FIGURE in step.figures for own in steps_of for step in own),
+        on_device=uses_gpu(records),
     )
+
+
+def uses_gpu(records: Sequence[RankSteps]) -> bool:
+    """Whether a rank recorded a GPU's time or memory."""
+    return any(s.device_ns is not None or _MEMORY_FIGURE in s.figures for rank in records for s in rank.steps)
 
 
 def _after_gaps(attempts: npt.NDArray[np.int64], index: npt.NDArray[np.int64]) -> Flags:
@@ -207,6 +234,22 @@ def _align(start: Floats, end: Floats, attempts: npt.NDArray[np.int64], is_usabl
         end[rows] -= offsets.ms
         are_known &= offsets.are_known
     return are_known
+
+
+def _lateness(end: Floats, host: Mapping[HostLoss, Floats], is_usual: Flags) -> Floats:
+    """How much later than the first of them a rank ends its steps usually, beyond what its records tell."""
+    done = end - host[HostLoss.CHECKPOINT] - host[HostLoss.EVALUATION] - host[HostLoss.COLLECTION]
+    later = end - np.nanmin(done, axis=1, keepdims=True)
+    recorded = sum(host[loss] for loss in HostLoss if loss is not HostLoss.DATA_WAIT)
+    unrecorded = np.maximum(np.nan_to_num(later) - recorded, 0.0)
+    rows = np.flatnonzero(is_usual[1:]) + 1
+    if len(rows) < MIN_USUAL_STEPS:
+        return np.zeros_like(end)
+    latest = np.nanmax(end, axis=1)
+    usual = np.median(unrecorded[rows], axis=0)
+    usual[usual < MIN_LATE_SHARE * float(np.median(latest[rows] - latest[rows - 1]))] = 0.0
+    lateness: Floats = np.minimum(unrecorded, usual)
+    return lateness
 
 
 def _notices(changes: Mapping[int, npt.NDArray[np.int64]], is_after_gap: Flags) -> list[Notice]:

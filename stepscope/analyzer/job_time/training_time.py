@@ -18,13 +18,13 @@ from stepscope.analyzer.job_time.step_losses import (
     StepLosses,
     slow_steps,
     step_losses,
-    with_ordinary_steps,
     with_surroundings,
 )
 from stepscope.analyzer.job_time.steps import Flags, Floats, JobSteps
 from stepscope.analyzer.job_time.trend import step_trend, trend_score
 from stepscope.core.documents.analysis import Goodput, StepTrend
 from stepscope.core.documents.run_directory import Attempt
+from stepscope.core.documents.training_settings import LoaderSettings
 
 MAX_FILLING_RATIO = 0.5
 """A step that the host ran through while the launch queue filled takes less than this part of a later one."""
@@ -74,18 +74,18 @@ class TrainingTime(NamedTuple):
         return float((self.weight * by_step).sum()) / self.num_steps
 
 
-def training_time(steps: JobSteps, attempts: Sequence[Attempt]) -> TrainingTime:
+def training_time(steps: JobSteps, attempts: Sequence[Attempt], loader: LoaderSettings | None = None) -> TrainingTime:
     """Training time and wall-clock parts of a run; attempts as its manifest lists them, empty where unknown."""
-    losses = step_losses(steps)
     is_start, is_filling = _starting(steps), _filling(steps)
     settled = ~(is_start | steps.is_profiled | is_filling | steps.is_after_gap)
+    losses = step_losses(steps, settled, loader)
     slower = _slower_after_capture(steps, losses.rest_ms, settled)
     settled &= ~slower
     num_settled = int(settled.sum())
     if not num_settled:
         settled = ~is_start if (~is_start).any() else np.ones(len(steps), np.bool_)
     slow = slow_steps(steps, losses.rest_ms, settled)
-    losses = with_ordinary_steps(with_surroundings(losses, slow.ordinary_ms), steps, settled)
+    losses = with_surroundings(losses, slow.ordinary_ms)
     weight, stand_in_ms = _weights(steps, settled, slow.is_slow)
     is_lost = _lost(steps)
     excess = steps.period_ms - stand_in_ms

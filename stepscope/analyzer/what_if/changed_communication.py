@@ -7,14 +7,13 @@ sizes differ enough; else the latency is bounded by the slowest network there is
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.collectives.calls import Call
 from stepscope.analyzer.intervals import Intervals, covered_time
 from stepscope.analyzer.ledger.activities import Work
 from stepscope.analyzer.what_if.job_graph import NEVER
@@ -27,6 +26,8 @@ _SPREAD_OF_SIZES = 8.0
 
 SLOWEST_NS_PER_BYTE = 16.0
 """Of an all-reduce over 1 Gbit/s Ethernet, whose ranks send and receive each byte twice at most."""
+SLOWEST_LOCAL_NS_PER_BYTE = 4.0
+"""The same between processes of one host: four ranks that share two busy cores take as long."""
 
 
 class TransferCost(NamedTuple):
@@ -40,15 +41,14 @@ class TransferCost(NamedTuple):
         return self.latency_ns + self.ns_per_byte * num_bytes
 
 
-class CostBounds(NamedTuple):
-    """Costs of transfers with the least and the most latency that the calls allow; equal where it is known."""
+def fitted_cost(
+    num_bytes: Sequence[int], took_ns: Sequence[float], slowest_ns_per_byte: float = SLOWEST_NS_PER_BYTE
+) -> TransferCost | None:
+    """Cost of transfers from calls of one kind, with the least latency that they allow; None if none takes time.
 
-    least_latency: TransferCost
-    most_latency: TransferCost
-
-
-def fitted_cost(num_bytes: Sequence[int], took_ns: Sequence[float]) -> CostBounds | None:
-    """Cost of transfers from calls of one kind; None without a call that takes time."""
+    Args:
+        slowest_ns_per_byte: of the slowest link that there may be, for calls of one size.
+    """
     by_size: dict[int, list[float]] = defaultdict(list)
     for one, duration in zip(num_bytes, took_ns, strict=True):
         if one > 0 and duration > 0:
@@ -58,11 +58,10 @@ def fitted_cost(num_bytes: Sequence[int], took_ns: Sequence[float]) -> CostBound
     sizes = np.array(sorted(by_size), np.float64)
     usual = np.array([np.median(by_size[int(size)]) for size in sizes])
     if sizes[-1] >= _SPREAD_OF_SIZES * sizes[0]:
-        line = _weighted_line(sizes, usual)
-        return CostBounds(line, line)
+        return _weighted_line(sizes, usual)
     size, took = float(sizes.mean()), float(usual.mean())
-    latency = max(took - SLOWEST_NS_PER_BYTE * size, 0.0)
-    return CostBounds(TransferCost(latency, (took - latency) / size), TransferCost(took, 0.0))
+    latency = max(took - slowest_ns_per_byte * size, 0.0)
+    return TransferCost(latency, (took - latency) / size)
 
 
 def _weighted_line(sizes: npt.NDArray[np.float64], took: npt.NDArray[np.float64]) -> TransferCost:
@@ -85,22 +84,27 @@ def without_calls(scenario: Scenario, numbers: Iterable[int]) -> Scenario:
 
 
 def with_merged_calls(
-    scenario: Scenario, groups: Iterable[Sequence[int]], cost: TransferCost, *, by_last: bool
+    scenario: Scenario,
+    groups: Iterable[Sequence[int]],
+    num_bytes: Sequence[int],
+    cost: TransferCost,
+    *,
+    by_last: bool,
 ) -> Scenario:
     """The scenario in which each group of communications is one, of all their bytes.
 
     Args:
         groups: communications in issue order.
+        num_bytes: of each communication.
         by_last: the merged one is issued with the last of a group, as a bucket is, else with the first, as a gather.
     """
     transfer = scenario.transfer_ns.copy()
     for group in groups:
         if len(group) > 1:
-            saved = cost.latency_ns * (len(group) - 1)
             chosen = group[-1 if by_last else 0]
             total = float(np.maximum(transfer[list(group)], 0).sum())
-            transfer[list(group)] = 0
-            transfer[chosen] = int(max(total - saved, cost.latency_ns))
+            transfer[list(group)] = NEVER
+            transfer[chosen] = int(min(total, cost.of(sum(num_bytes[one] for one in group))))
     return replace(scenario, transfer_ns=transfer)
 
 
@@ -115,8 +119,14 @@ def with_fewer_bytes(
     return replace(scenario, transfer_ns=transfer)
 
 
-def without_spans(model: ReplayModel, scenario: Scenario, spans_of_rank: dict[int, Intervals]) -> Scenario:
-    """The scenario without what ranks do in these host spans, on their own clocks: compute, launches and kernels."""
+def without_spans(
+    model: ReplayModel, scenario: Scenario, spans_of_rank: Mapping[int, Intervals], share: float = 1.0
+) -> Scenario:
+    """The scenario without what ranks do in these host spans, on their own clocks: compute, launches and kernels.
+
+    Args:
+        share: of that time which is left out.
+    """
     duration, host = scenario.duration_ns.copy(), scenario.host_ns.copy()
     for rank, spans in spans_of_rank.items():
         part = model.graph.layout.parts.get(rank)
@@ -129,17 +139,18 @@ def without_spans(model: ReplayModel, scenario: Scenario, spans_of_rank: dict[in
             key = part.graph.host.key_ns
             launched = device.launched_by[computes]
             inside = (launched >= 0) & (covered_time(key[launched] - 1, key[launched], spans) > 0)
-            duration[own[inside]] = 0
+            duration[own[inside]] = ((1.0 - share) * duration[own[inside]]).astype(np.int64)
             column = HOST_COLUMN[Cause.HOST_BOUND]
             before = np.concatenate((key[:1], key[:-1]))
             busy = covered_time(np.minimum(before, key), key, spans)
-            host[part.calls, column] = np.maximum(host[part.calls, column] - busy, 0)
+            host[part.calls, column] = np.maximum(host[part.calls, column] - (share * busy).astype(np.int64), 0)
         else:
             gone = covered_time(device.start_ns[computes], device.end_ns[computes], spans)
-            duration[own] = np.maximum(duration[own] - gone, 0)
+            duration[own] = np.maximum(duration[own] - (share * gone).astype(np.int64), 0)
+            key = part.graph.host.key_ns
+            before = np.concatenate((key[:1], key[:-1]))
+            idle = covered_time(before, key, spans)
+            column = HOST_COLUMN[Cause.HOST_BOUND]
+            least = np.maximum(host[part.calls, column] - (share * idle).astype(np.int64), 0)
+            host[part.calls, column] = np.minimum(host[part.calls, column], least)
     return replace(scenario, duration_ns=duration, host_ns=host)
-
-
-def numbered_calls(model: ReplayModel, calls_of_rank: dict[int, list[Call]]) -> list[Call]:
-    """The calls by number of their communication in the replay."""
-    return [call for rank in model.graph.layout.parts for call in calls_of_rank[rank]]

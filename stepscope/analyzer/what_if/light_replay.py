@@ -84,6 +84,21 @@ class Calibration(NamedTuple):
         )
 
 
+class ReplayedSteps(NamedTuple):
+    """Replayed steps in steady state, ms.
+
+    Attributes:
+        step_ms: mean time of a step.
+        host_ms: of it, what the host does without waiting for the GPU, on the rank where that is most.
+        queued_ms: how long the GPU is busy after the host has ended a step, on the rank where that is least: a
+            host that stops for less than that costs nothing.
+    """
+
+    step_ms: float
+    host_ms: float
+    queued_ms: float
+
+
 class LightReplay:
     """Replay of the light captures of all ranks of a job.
 
@@ -123,24 +138,40 @@ class LightReplay:
         return Calibration(cost / 1e3, step_ms, plain_ms / self.step_ms - 1, step_ms / unprofiled_ms - 1)
 
     def replayed_ms(self, call_cost_ns: float, without: Removal = Removal.NOTHING) -> float:
-        """Mean time of a step in steady state, ms: all steps are replayed twice, and the second time counts.
+        """Mean time of a step in steady state, ms."""
+        return self.replayed(call_cost_ns, without).step_ms
+
+    def replayed(self, call_cost_ns: float, without: Removal = Removal.NOTHING) -> ReplayedSteps:
+        """The steps in steady state: all of them are replayed twice, and the second time counts.
 
         A call that is taken away leaves the host time before it, unless that is spent for a read too.
         """
         together = bool(self._transfer_ns) and without is not Removal.COLLECTIVES
         ranks = [_replayed(capture, call_cost_ns, without, together=together) for capture in self._captures]
-        began, ended = zip(*_run_together(ranks, self._transfer_ns * 2 if together else []), strict=True)
-        steps_ns: float = max(ended) - max(began)
-        return steps_ns / self._captures[0].num_steps / 1e6
+        ends = _run_together(ranks, self._transfer_ns * 2 if together else [])
+        steps_ns = max(rank.ended_ns for rank in ends) - max(rank.began_ns for rank in ends)
+        per_step = 1e6 * self._captures[0].num_steps
+        queued_ns = min(rank.ended_ns - rank.host_ended_ns for rank in ends)
+        return ReplayedSteps(steps_ns / per_step, max(rank.host_ns for rank in ends) / per_step, queued_ns / 1e6)
 
 
-Replayed = Generator[float, float, tuple[float, float]]
-"""Gives the start of each collective, is given its end; returns when the counted steps began and ended, ns."""
+class _ReplayedRank(NamedTuple):
+    """Counted steps of a rank, ns: when they began and ended, and when the host was through with them and for how long
+    it did not wait."""
+
+    began_ns: float
+    ended_ns: float
+    host_ended_ns: float
+    host_ns: float
 
 
-def _run_together(ranks: Sequence[Replayed], transfer_ns: Sequence[int]) -> list[tuple[float, float]]:
+Replayed = Generator[float, float, _ReplayedRank]
+"""Gives the start of each collective, is given its end."""
+
+
+def _run_together(ranks: Sequence[Replayed], transfer_ns: Sequence[int]) -> list[_ReplayedRank]:
     """Run the replays of all ranks: each collective ends when the last one has entered it and the bytes are through."""
-    results: list[tuple[float, float]] = []
+    results: list[_ReplayedRank] = []
     starts = [_advance(rank, None, results) for rank in ranks]
     for taken_ns in transfer_ns:
         end_ns = max(start for start in starts if start is not None) + taken_ns
@@ -148,7 +179,7 @@ def _run_together(ranks: Sequence[Replayed], transfer_ns: Sequence[int]) -> list
     return results
 
 
-def _advance(rank: Replayed, end_ns: float | None, results: list[tuple[float, float]]) -> float | None:
+def _advance(rank: Replayed, end_ns: float | None, results: list[_ReplayedRank]) -> float | None:
     """Go on to the next collective of a rank, or to its end."""
     try:
         return next(rank) if end_ns is None else rank.send(end_ns)
@@ -219,17 +250,19 @@ def _pinned(works: Sequence[tuple[int, LaunchedWork]]) -> list[tuple[int, Launch
 def _replayed(capture: LightCapture, cost_ns: float, without: Removal, *, together: bool) -> Replayed:
     """Replay of one rank."""
     planned = _planned(capture, cost_ns, without)
-    host_ns = host_before_ns = began_ns = ended_ns = 0.0
+    host_ns = host_before_ns = host_began_ns = began_ns = ended_ns = waited_ns = 0.0
     aside_ns: dict[int, float] = {}
     free_ns: dict[int, float] = {}  # by stream: when its last work ends
     begun_ns: list[float] = []  # by launch: when its first work starts
     end_ns = [0.0] * len(capture.works)
     for _ in range(2):
-        began_ns = ended_ns
+        began_ns, host_began_ns, waited_ns = ended_ns, host_ns, 0.0
         for act, before, after, works, awaits, aside in planned:
             now_ns = max(aside_ns.get(aside, 0.0), host_before_ns) if aside else host_ns
+            free_since_ns = now_ns
             if act is _Act.LAUNCH and len(begun_ns) >= LONGEST_QUEUE:
                 now_ns = max(now_ns, begun_ns[-LONGEST_QUEUE])
+            own_ns = before + after * (act in (_Act.LAUNCH_AND_WAIT, _Act.WAIT))
             now_ns += before
             for place, work in works:
                 start_ns = max(free_ns.get(work.stream, 0.0) + BETWEEN_KERNELS_NS, now_ns + LAUNCH_LATENCY_NS)
@@ -252,5 +285,6 @@ def _replayed(capture: LightCapture, cost_ns: float, without: Removal, *, togeth
                 aside_ns[aside] = now_ns
             else:
                 host_before_ns, host_ns = host_ns, now_ns
+                waited_ns += now_ns - free_since_ns - own_ns
         ended_ns = max(host_ns, *free_ns.values(), 0.0)
-    return began_ns, ended_ns
+    return _ReplayedRank(began_ns, ended_ns, host_ns, host_ns - host_began_ns - waited_ns)

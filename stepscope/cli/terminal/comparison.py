@@ -9,11 +9,14 @@ from rich.table import Table
 from rich.text import Text
 
 from stepscope.cli.terminal.console import fit_names, print_hanging, report_console, report_table
-from stepscope.core.documents.comparison import Change, ComparedSide, Comparison, Difference, GateOutcome
+from stepscope.core.documents.comparison import Change, ComparedSide, Comparison, Difference, Gate, GateOutcome
 from stepscope.core.text import wording
-from stepscope.core.text.numbers import counted, listed, plain_size, short_kernel_name, significant
+from stepscope.core.text.comparison import recorded_title
+from stepscope.core.text.numbers import counted, form, listed, plain_size, short_kernel_name, significant
+from stepscope.core.vocabulary import Notice
 
 MAX_DIFFERENCES = 12
+MAX_SETTINGS = 8
 MAX_NAME_CHARS = 72
 _CHANGE_STYLES = {Change.SLOWER: "bold yellow", Change.FASTER: "bold green"}
 _OUTCOME_STYLES = {GateOutcome.FAILED: "bold red", GateOutcome.PASSED: "green"}
@@ -39,6 +42,10 @@ def print_comparison(comparison: Comparison) -> None:
         print_hanging(
             console, f"  {_short_name(memory.name)}: {_bytes(memory.name, memory.a)} -> {_bytes(memory.name, memory.b)}"
         )
+    _print_records(console, comparison)
+    if not any(row.ms.a or row.ms.b for row in comparison.causes):
+        _print_gates(console, comparison)
+        return
     on_cpu = comparison.device_kind == "cpu"
     causes = [
         (wording.cause_phrase(row.cause, on_cpu=on_cpu), row.ms, listed(row.ranks_b)) for row in comparison.causes
@@ -60,8 +67,27 @@ def print_comparison(comparison: Comparison) -> None:
         if _matters(ms)
     ]
     _print_some(console, "collective", collectives)
+    _print_gates(console, comparison)
+
+
+def _print_gates(console: Console, comparison: Comparison) -> None:
     for gate in comparison.gates:
         console.print(Text(f"gate {gate.summary}", style=_OUTCOME_STYLES.get(gate.outcome, "yellow")))
+
+
+def _print_records(console: Console, comparison: Comparison) -> None:
+    """Parts of the mean step by the records of all steps, and the settings that differ."""
+    if comparison.recorded:
+        parts = [(recorded_title(row.name), row.ms, "") for row in comparison.recorded]
+        _print_table(console, _difference_table("recorded in all steps", parts, ""))
+    if comparison.settings:
+        table = report_table("setting that differs", "a", "b", "acts on what got slower by")
+        for row in comparison.settings[:MAX_SETTINGS]:
+            by = f"{row.explains_ms:,.1f} ms" if row.explains_ms > 0 else ""
+            table.add_row(row.name, _short_name(row.a or "unset"), _short_name(row.b or "unset"), by)
+        _print_table(console, table)
+    if len(comparison.settings) > MAX_SETTINGS:
+        console.print(f"  {len(comparison.settings) - MAX_SETTINGS} more settings in the output of --json")
 
 
 def _how_tables_differ(comparison: Comparison) -> str:
@@ -138,3 +164,16 @@ def _collective_size(num_bytes: int | None) -> str:
 def _short_name(name: str) -> str:
     printable = "".join(c if c.isprintable() else "\ufffd" for c in name)
     return printable if len(printable) <= MAX_NAME_CHARS else f"{printable[: MAX_NAME_CHARS - 3]}..."
+
+
+def undecided_notice(gates: Sequence[Gate], inconclusive: str) -> Notice:
+    """Notice of gates that the runs cannot decide, and of what they do then."""
+    names = listed([gate.text for gate in gates])
+    what = f"{counted(len(gates), 'gate')} {form(len(gates), 'is', 'are')} not decided by these runs ({names})"
+    passes = inconclusive == "pass"
+    does = (
+        f"{form(len(gates), 'passes', 'pass')}: --inconclusive fail stops"
+        if passes
+        else form(len(gates), "fails", "fail")
+    )
+    return Notice("gates_not_decided", f"{what} and {does}{' on them' if passes else ''}")

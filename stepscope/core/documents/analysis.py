@@ -196,7 +196,7 @@ class Headroom:
 
     Attributes:
         action: what to change, as the user writes it.
-        step_ms: the mean step after this change alone; the middle of its interval.
+        step_ms: the mean step after this change alone, as is likely within its interval.
         error: relative error of the model on runs with a measured answer; None where unknown.
         interval_ms: least and most, where an input of the model is unknown; None where none is.
         change: kind of the change.

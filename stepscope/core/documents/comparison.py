@@ -6,7 +6,7 @@ None means unknown. A difference is reported only where it is significant and la
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from stepscope.core.vocabulary import Cause, Notice, TimeCategory
@@ -93,6 +93,37 @@ class CauseDifference:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordedDifference:
+    """Comparison document: what the records of all unprofiled steps tell of a part of the mean step.
+
+    Attributes:
+        name: of a phase (checkpoint, evaluation, ...); or data_loading, garbage_collection, compilation; run_delay,
+            for which threads were ready to run and had no CPU; rest, all other time.
+    """
+
+    name: str
+    ms: Difference
+
+
+@dataclass(frozen=True, slots=True)
+class SettingDifference:
+    """Comparison document: a setting of the runs, or a variable of their environment, that differs.
+
+    Attributes:
+        name: as in run.json, with a dot into lists and sections ("loaders.num_workers", "trainer.save_steps").
+        a, b: its values on either side; None where no run of the side has it.
+        acts_on: causes and recorded parts that it acts on.
+        explains_ms: by how much these got slower, ms per step; the settings are ordered by it.
+    """
+
+    name: str
+    a: str | None
+    b: str | None
+    acts_on: list[str]
+    explains_ms: float
+
+
+@dataclass(frozen=True, slots=True)
 class KernelDifference:
     """Comparison document: kernels of one name, or operator and shapes: time and number per step, mean over ranks."""
 
@@ -138,6 +169,10 @@ class GateOutcome(StrEnum):
     """the runs lack the figure"""
 
 
+UNDECIDED = frozenset({GateOutcome.INCONCLUSIVE, GateOutcome.NOT_MEASURED})
+"""Outcomes with which a gate neither passes nor fails by what was measured."""
+
+
 @dataclass(frozen=True, slots=True)
 class Gate:
     """Comparison document: one condition of `--fail-on` and its result.
@@ -176,6 +211,8 @@ class Comparison:
         findings: conclusions from several figures together.
         warnings: where the two sides are not comparable.
         device_kind: "gpu" or "cpu"; None where not all runs have the same.
+        recorded: parts of the mean step by the records of all unprofiled steps, the largest change first.
+        settings: those that differ, the most likely cause of what got slower first.
     """
 
     a: ComparedSide
@@ -197,4 +234,6 @@ class Comparison:
     findings: list[Notice]
     warnings: list[Notice]
     device_kind: str | None = None
+    recorded: list[RecordedDifference] = field(default_factory=list)
+    settings: list[SettingDifference] = field(default_factory=list)
     schema: str = COMPARE_SCHEMA

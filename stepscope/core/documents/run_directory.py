@@ -159,7 +159,7 @@ class Step:
             `data_wait_ns` where earlier work kept the GPU busy. None: unknown.
         exposed_phases: the same for each phase, its own GPU work included; unknown ones are absent.
         run_delay_ns: time that the threads which launch the work (the training thread, autograd's) were runnable and
-            had no CPU. None: unknown.
+            had no CPU; steps shorter than 50 ms share what was read for several, by their durations. None: unknown.
         num_compilations, compile_ns: compilations by torch.compile that ended in the step, and their time.
     """
 

@@ -48,6 +48,7 @@ _MEANINGS_OF_REASONS = {
 """Instead of those above where this is the first reason."""
 
 _CLAUSES = {
+    "share_with_overlap": "it takes {value} of training time with what it overlaps with",
     "waiting_steps": "{value} of the steps wait for data",
     "spread_of_waits": "the waits vary by {value}",
     "period_of_waits": "a long wait every {value}",

@@ -36,7 +36,7 @@ def headline(analysis: Analysis) -> str:
     if of_training_time(time):
         median = "" if time is None else f" (median {time.median_step_ms:,.1f})"
         steps = "" if time is None else numbers.counted(time.num_steps, "step")
-        parts += [f"{steps} of {step_ms:,.1f} ms{median}", f"{job.num_steps or 'none'} of them profiled"]
+        parts += [f"{steps} of {step_ms:,.1f} ms{median}", f"{job.num_steps or 'none'} of them in an analysed trace"]
     else:
         parts.append(profiled if step_ms is None else f"{profiled} of {step_ms:,.1f} ms")
     if job.mfu is not None:

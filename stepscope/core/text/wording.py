@@ -20,6 +20,7 @@ SHOWN_FROM = 0.0005
 _METRIC_TITLES = {
     "fraction_of_step": "Share of profiled time",
     "share_of_training_time": "Share of training time",
+    "share_with_overlap": "Share of training time with what it overlaps with",
     "waiting_steps": "Steps that wait for data",
     "slow_steps": "Slow steps",
     "longer_at_the_end": "Longer last fifth of the steps",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, defaultdict, deque
+from collections.abc import Sequence
 
 from stepscope.core.text.numbers import significant
 from stepscope.training.anomalies import detectors
@@ -51,7 +52,11 @@ class AnomalyMonitor:
         self._seldom = LogLimiter()
         self._was_quiet = False
 
-    def step_settled(self, record: StepRecord) -> None:
+    def steps_settled(self, records: Sequence[StepRecord]) -> None:
+        for record in records:
+            self._see(record)
+
+    def _see(self, record: StepRecord) -> None:
         figures = record.figures
         chosen = self._scaled if _SCALE in figures else self._unscaled
         found: list[detectors.Anomaly | None] = []

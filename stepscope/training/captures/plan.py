@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from stepscope.core.protocol.captures import Alignment, CaptureProgress, CaptureRequest, CaptureState, EarlyStop
 from stepscope.core.protocol.messages import Cancel
 from stepscope.training.captures.schedule import ProfilerState, Schedule
+from stepscope.training.steps.telemetry import NEVER
 
 REQUEST_WARMUP = 1
 """Steps before a requested capture in which the profiler is prepared."""
@@ -91,10 +92,16 @@ class CapturePlan:
     Args:
         takes_scheduled: whether this rank takes the scheduled captures; it always takes requested ones.
         report: takes the progress of each request; called on the training thread and on that of the writer.
+
+    Attributes:
+        running_step: number of the step that runs, on any thread; between two calls of `advance` nothing changes.
+        when_posted: called, on any thread, when something is to be read before the next step begins.
     """
 
     def __init__(self, schedule: Schedule, *, takes_scheduled: bool, report: Report) -> None:
-        self.step = 0
+        self._step = 0
+        self.running_step: Callable[[], int] = lambda: 0
+        self.when_posted: Callable[[], None] = lambda: None
         self._schedule = schedule
         self._takes_scheduled = takes_scheduled
         self._report = report
@@ -105,10 +112,27 @@ class CapturePlan:
     def post(self, item: AgreedCapture | Cancel) -> None:
         """Add or cancel a capture before the next step begins; from any thread."""
         self._inbox.append(item)
+        self.when_posted()
+
+    @property
+    def step(self) -> int:
+        """The step that runs, or is about to begin."""
+        return max(self._step, self.running_step())
+
+    @property
+    def has_posted(self) -> bool:
+        """Whether something waits for the next step to begin."""
+        return bool(self._inbox)
+
+    def due_step(self, index: int) -> int:
+        """The first step after `index`, the running one, before which something changes unless more is posted."""
+        windows = [window for window in self._windows() if window.stop >= index]
+        starts = [window.start - window.warmup for window in windows]
+        return min((max(start, index + 1) for start in starts), default=NEVER)
 
     def advance(self, index: int) -> None:
         """Step `index` is about to begin."""
-        self.step = index
+        self._step = index
         if self._scheduled is not None and self._scheduled.stop <= index:
             self._scheduled = self._scheduled_from(index)
         if self._requested:

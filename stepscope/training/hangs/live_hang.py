@@ -21,8 +21,8 @@ from typing import Any
 from stepscope.core.documents.hang import RANK_STATE_SCHEMA, STALE_SECONDS, LiveHangState, RankState
 from stepscope.core.documents.run_directory import FLIGHT_FOLDER, LIVE_FOLDER, RankFile
 from stepscope.training.hangs import stall
-from stepscope.training.hangs.stuck_report import OpenStep, code_location, collective_frames, flight_record
-from stepscope.training.run.context import RunContext
+from stepscope.training.hangs.stuck_report import code_location, collective_frames, flight_record
+from stepscope.training.run.context import OpenStep, RunContext
 from stepscope.training.run.run_files import atomic_write
 from stepscope.training.steps.spans import open_phases
 
@@ -63,7 +63,7 @@ class LiveStateWriter:
             limit: its age in seconds from which it is reported.
             first_look_seconds: age from which reports of other ranks are read.
         """
-        if step is not self._step:
+        if step != self._step:
             self._leave()
             self._step = step
         if step is None:

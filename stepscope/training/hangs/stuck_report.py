@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from io import FileIO
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 from stepscope.core.documents.hang import STUCK_SCHEMA, StuckReport
 from stepscope.core.documents.run_directory import PHASE_PREFIX, RankFile
@@ -24,14 +24,6 @@ from stepscope.training.steps.spans import DATA_SPAN
 
 _OWN_FOLDER = f"{Path(__file__).parents[2]}/"
 """Folder of this package; training code may be below another folder of the same name."""
-
-
-class OpenStep(NamedTuple):
-    """The open step that is watched for a hang, and its start: monotonic seconds, and ns since the epoch."""
-
-    number: int
-    began_seconds: float
-    began_ns: int
 
 
 def write_stuck_report(context: RunContext, report: StuckReport, thread_id: int, stacks: FileIO) -> StuckReport:

@@ -16,6 +16,7 @@ import re
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from io import FileIO
@@ -26,7 +27,7 @@ from stepscope.core.documents.hang import StuckReport
 from stepscope.core.documents.run_directory import FLIGHT_FOLDER
 from stepscope.training.hangs import stall, stuck_report
 from stepscope.training.hangs.live_hang import LiveStateWriter
-from stepscope.training.run.context import RunContext
+from stepscope.training.run.context import OpenStep, RunContext
 from stepscope.training.run.run_files import run_within
 from stepscope.training.steps.spans import open_phases
 from stepscope.training.steps.telemetry import StepRecord
@@ -56,8 +57,7 @@ class StepWatchdog:
         self._min_checked_seconds = min(_MIN_CHECKED_SECONDS, (seconds or math.inf) / 2)
         self._thread_id = threading.get_ident()
         self._progress = stall.ThreadProgress(self._thread_id)
-        self._open: stuck_report.OpenStep | None = None
-        self._episode_step: stuck_report.OpenStep | None = None
+        self._episode_step: OpenStep | None = None
         self._has_reported = False
         self._report: StuckReport | None = None
         self._stacks: FileIO | None = None
@@ -70,12 +70,9 @@ class StepWatchdog:
         self._others = _OtherRanks(context)
         self._live = LiveStateWriter(context, self._thread_id)
 
-    def step_began(self, index: int) -> None:
-        self._open = stuck_report.OpenStep(index, time.monotonic(), time.time_ns())
-
-    def step_ended(self, record: StepRecord) -> None:
-        self._open = None
-        self._thresholds.add(record.duration_ns / 1e9)
+    def steps_ended(self, records: Sequence[StepRecord]) -> None:
+        for record in records:
+            self._thresholds.add(record.duration_ns / 1e9)
 
     def run_task(self) -> None:
         """Look at the open step; about once a second, on the thread of the background loop."""
@@ -84,10 +81,10 @@ class StepWatchdog:
         now, timeout = time.monotonic(), stuck_report.shortest_collective_timeout()
         suspect_limit = self._thresholds.limit_seconds(stall.StepSituation(timeout_seconds=timeout))
         self._check_gil_timer(now, suspect_limit)
-        step = self._open
+        step = self._context.open_step()
         look_after = self._thresholds.look_seconds(timeout)
         self._live.look(now, step, look_after, self._thresholds.first_look_seconds(look_after))
-        if step is not self._episode_step:
+        if step != self._episode_step:
             self._end_episode()
             self._episode_step = step
         if step is None or self._has_reported or now - step.began_seconds < self._min_checked_seconds:
@@ -117,8 +114,9 @@ class StepWatchdog:
         run_within(_CLOSES_WITHIN_SECONDS, self._leave, str(stuck_report.stacks_file_path(self._context)))
 
     def _leave(self) -> None:
-        self._live.close(is_open=self._open is not None)
-        if self._open is self._episode_step:
+        step = self._context.open_step()
+        self._live.close(is_open=step is not None)
+        if step == self._episode_step:
             self._report = None
         self._end_episode()
         if self._gil_timer is not None:
@@ -150,7 +148,7 @@ class StepWatchdog:
         at_last = stall.SHARE_OF_TIMEOUT * timeout if timeout is not None else _TIMES_LIMIT_WITHOUT_TIMEOUT * limit
         return age >= at_last or not self._others.one_is_busy(limit)
 
-    def _write_report(self, step: stuck_report.OpenStep, is_still: bool, age: float, limit: float) -> None:
+    def _write_report(self, step: OpenStep, is_still: bool, age: float, limit: float) -> None:
         identity, median = self._context.identity, self._thresholds.median_seconds
         report = StuckReport(
             rank=identity.rank,

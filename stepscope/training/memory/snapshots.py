@@ -15,7 +15,7 @@ import time
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -54,14 +54,12 @@ class OutOfMemoryReporter:
         self._is_attached, self._is_awaiting, self._is_closed = False, False, False
         self._process_id = os.getpid()
         self._thread_id = threading.get_ident()
-        self._step: tuple[int, int] | None = None
         self._recent: deque[dict[str, Any]] = deque(maxlen=_NUM_REMEMBERED_STEPS)
         self._not_before = 0.0
         self._is_unwritten = False
 
-    def step_began(self, index: int) -> None:
-        """Remember it; and begin to watch as soon as the training code uses CUDA."""
-        self._step = (index, time.time_ns())
+    def look(self) -> None:
+        """Begin to watch as soon as the training code uses CUDA."""
         if self._is_attached:
             return
         if is_cuda_in_use():
@@ -70,7 +68,7 @@ class OutOfMemoryReporter:
             self._is_awaiting = when_cuda_is_used(partial(_cuda_is_used, weakref.ref(self)))
 
     def cuda_is_used(self) -> None:
-        """Begin to watch, within the first use of CUDA; what fails there is tried again by the next step.
+        """Begin to watch, within the first use of CUDA; what fails there is tried again by the next look.
 
         Another thread's use does not count: torch notes the optimizer's steps only on the thread that asks for history.
         """
@@ -84,12 +82,13 @@ class OutOfMemoryReporter:
         self._has_history = self._wants_history and begin_memory_history()
         self._is_attached = True
 
-    def step_ended(self, record: StepRecord) -> None:
+    def steps_ended(self, records: Sequence[StepRecord]) -> None:
         """Remember the memory figures of the error."""
-        figures = record.figures
-        if "memory_allocated_bytes" in figures:  # a few times a second, or given by the training code
-            memory = {name: value for name, value in figures.items() if "memory" in name or name.startswith("num_")}
-            self._recent.append({"step": record.index} | memory)
+        for record in records:
+            figures = record.figures
+            if "memory_allocated_bytes" in figures:  # a few times a second, or given by the training code
+                memory = {name: value for name, value in figures.items() if "memory" in name or name.startswith("num_")}
+                self._recent.append({"step": record.index} | memory)
 
     def close(self) -> None:
         """Nothing runs out any more that concerns this run."""
@@ -144,7 +143,7 @@ class OutOfMemoryReporter:
         self._not_before = time.monotonic() + _MIN_PAUSE * (time.monotonic() - begun)
 
     def _report(self, moment: dict[str, Any]) -> dict[str, Any]:
-        step, began_ns = self._step or (None, None)
+        step = self._context.open_step()
         unwound = moment["taken"] == "after unwinding"
         main = moment["stack"] if unwound else _stack(thread_frames(self._thread_id))
         report = {
@@ -152,8 +151,8 @@ class OutOfMemoryReporter:
             "rank": self._context.identity.rank,
             "host": self._context.identity.host,
             "time_ns": time.time_ns(),
-            "step": step,
-            "step_began_ns": began_ns,
+            "step": None if step is None else step.number,
+            "step_began_ns": None if step is None else step.began_ns,
             "open_spans": self._context.open_spans(),
             "training_phase": training_phase(main),
             "has_history": self._has_history,
@@ -235,7 +234,12 @@ class PeriodicMemorySnapshots:
         self._owners = owners
         self._waiting: list[tuple[int, dict[str, Any], dict[str, Any]]] = []
 
-    def step_ended(self, record: StepRecord) -> None:
+    def due_step(self, index: int) -> int:
+        """The step at whose beginning this has to be called next, after `index` has begun: a snapshot's is over."""
+        return index + -index % self._every + 1
+
+    def steps_ended(self, records: Sequence[StepRecord]) -> None:
+        record = records[-1]
         if record.index == 0 or record.index % self._every or not is_cuda_in_use():
             return
         begun_ns = time.monotonic_ns()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from stepscope.core.documents.run_directory import RUN_FILE, Attempt, RunManifest
 from stepscope.core.text.numbers import ranks_words
@@ -72,6 +72,14 @@ class ProfileSettings:
         return found
 
 
+class OpenStep(NamedTuple):
+    """The open step of a training process, and its start: monotonic seconds, and ns since the epoch."""
+
+    number: int
+    began_seconds: float
+    began_ns: int
+
+
 @dataclass(frozen=True, slots=True)
 class RunContext:
     """The run of this training process: what every part that watches the steps may know of it.
@@ -80,6 +88,7 @@ class RunContext:
         attempt, first_step: which start of the job this is, and its first step.
         mesh: sizes by dimension (tp, pp, dp, ep, cp); empty when unknown.
         open_spans: names of the spans that the training loop is in, the outermost first.
+        open_step: the step that it is in; None before the first.
         owners: the models that the training code has shown.
         when_stuck: called beside training once a step is stuck, as the job may soon be killed: write what waits.
     """
@@ -89,6 +98,7 @@ class RunContext:
     mesh: dict[str, int]
     settings: ProfileSettings
     open_spans: Callable[[], list[str]] = list
+    open_step: Callable[[], OpenStep | None] = lambda: None
     owners: MemoryOwners = field(default_factory=MemoryOwners)
     when_stuck: list[Callable[[], None]] = field(default_factory=list)
     attempt: int = 1

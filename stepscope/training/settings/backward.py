@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -23,11 +23,12 @@ from stepscope.core.process import Patch
 from stepscope.training.settings.modules import type_name
 from stepscope.training.settings.observed import ObservedSettings
 from stepscope.training.settings.trainers import is_trainer
-from stepscope.training.steps.telemetry import StepRecord
+from stepscope.training.steps.telemetry import NEVER, StepRecord
 
 _FIRST_WALK_NS = 8_000_000
 _LATER_WALK_NS = 2_000_000
-"""Longest look at a graph, which has some thousand nodes of some microseconds each: in the first step, and later."""
+"""Longest look at a graph by the thread's CPU time; it has some thousand nodes of some microseconds each: in the first
+step, and later."""
 _NODES_BETWEEN_CLOCKS = 64
 _MOST_WATCHED = 4
 """Steps that are watched."""
@@ -71,14 +72,14 @@ class GraphSummary(NamedTuple):
 def summarize_graph(roots: Any, limit_ns: int) -> GraphSummary:
     """Walk the graph behind the tensors of a backward pass, from the last operators on, until the time is over."""
     tensors = roots if isinstance(roots, list | tuple) else (roots,)
-    ends = time.perf_counter_ns() + limit_ns
+    ends = time.thread_time_ns() + limit_ns
     waiting = [node for tensor in tensors if (node := getattr(tensor, "grad_fn", None)) is not None]
     seen, kinds = set(waiting), Counter[str]()
     attention, masks, types, shapes = Counter[str](), set[bool](), set[str](), list[tuple[int, ...]]()
     num_looked_at = 0
     while waiting:
         num_looked_at += 1
-        if num_looked_at % _NODES_BETWEEN_CLOCKS == 0 and time.perf_counter_ns() > ends:
+        if num_looked_at % _NODES_BETWEEN_CLOCKS == 0 and time.thread_time_ns() > ends:
             break
         node = waiting.pop()
         name = type(node).__name__
@@ -170,6 +171,10 @@ class ObservedBackward:
         self._has_wrapper = False
         self._graphs: list[GraphSummary] = []
 
+    def due_step(self, index: int) -> int:
+        """The step at whose beginning this has to be called next, after `index` has begun; warm-ups come anyway."""
+        return index + 1 if self._patches else NEVER
+
     def step_began(self, index: int) -> None:
         is_first = not self._graphs and self._num_watched < 2  # the first may have ended before its backward pass
         if self._num_watched >= _MOST_WATCHED or not (is_first or self._is_warm_up(index)):
@@ -181,7 +186,7 @@ class ObservedBackward:
             Patch(self._torch.amp.autocast_mode.autocast, "__enter__", self._watching_autocast),
         ]
 
-    def step_ended(self, _: StepRecord) -> None:
+    def steps_ended(self, _: Sequence[StepRecord]) -> None:
         if self._patches:
             self._leave()
             if self._graphs:

@@ -46,17 +46,17 @@ class StepExport:
         self._is_closing = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def step_settled(self, record: StepRecord) -> None:
-        """Queue the step, where there is something to export it to."""
+    def steps_settled(self, records: Sequence[StepRecord]) -> None:
+        """Queue the steps, where there is something to export them to."""
+        record = records[-1]
         if abs(record.end_ns - self._looked_ns) >= _LOOK_EVERY_NS:
             self._looked_ns = record.end_ns
             self._look()
         if not self._found:
             return
-        if len(self._waiting) >= _MAX_WAITING:
-            self._num_dropped += 1
-            return
-        self._waiting.append(record)
+        room = max(_MAX_WAITING - len(self._waiting), 0)
+        self._num_dropped += len(records[room:])
+        self._waiting.extend(records[:room])
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="stepscope-export", daemon=True)
             self._thread.start()

@@ -17,12 +17,14 @@ import math
 import sys
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from stepscope.core.process import Patch
 from stepscope.training.steps.scalars import DeferredScalars, DeviceScalarReader, Numbers, split_scalars
-from stepscope.training.steps.telemetry import StepRecord
+from stepscope.training.steps.step_log import StepNotes
+from stepscope.training.steps.telemetry import NEVER, StepRecord
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +50,7 @@ class LocalGradientNorm:
         self._interval = 0
         self._norms: dict[object, Any] = {}
         self._is_sampling = False
+        self._sampled_step = 0
         self._has_failed = False
         self._spent_ns = 0
 
@@ -61,11 +64,17 @@ class LocalGradientNorm:
         except Exception as error:  # training must never be hurt, and everything else goes on
             logger.warning("prof.watch leaves this model alone: %s", error)
 
+    def due_step(self, index: int) -> int:
+        """The step at whose beginning this has to be called next, after `index` has begun."""
+        if self._is_sampling or not self._sources:
+            return index + 1 if self._is_sampling else NEVER
+        return index - index % self._interval + self._interval
+
     def step_began(self, index: int) -> None:
         if not self._sources or index == 0 or index % self._interval or self._has_failed or not self._is_quiet(index):
             return
         started_ns = time.perf_counter_ns()
-        self._is_sampling = True
+        self._is_sampling, self._sampled_step = True, index
         try:
             for source in self._sources:
                 source.watch(self._note)
@@ -74,9 +83,12 @@ class LocalGradientNorm:
             raise
         self._spent_ns = time.perf_counter_ns() - started_ns
 
-    def step_ended(self, record: StepRecord) -> None:
-        if not self._is_sampling:
-            return
+    def steps_ended(self, records: Sequence[StepRecord]) -> None:
+        for record in records if self._is_sampling else ():
+            if record.index == self._sampled_step:
+                self._end(record)
+
+    def _end(self, record: StepRecord) -> None:
         started_ns = time.perf_counter_ns()
         self._leave()
         norms, self._norms = self._norms, {}
@@ -248,29 +260,23 @@ class ClippedGradientNorm:
     summed.
     """
 
-    def __init__(self, scalar_reader: DeviceScalarReader) -> None:
+    def __init__(self, scalar_reader: DeviceScalarReader, running_step: Callable[[], int] = lambda: 0) -> None:
         self._scalar_reader = scalar_reader
-        self._norms: list[Any] = []
+        self._norms = StepNotes[_Scalars](running_step)
         self._wrapping: Patch | None = None
         import torch.nn.utils.clip_grad as module
 
         if hasattr(module, _COMPUTED_BY_CLIPPING):
             self._wrapping = Patch(module, _COMPUTED_BY_CLIPPING, self._watched)
 
-    def step_ended(self, record: StepRecord) -> None:
-        if not self._norms:
-            return
-        norms, self._norms = self._norms, []
-        if (
-            len(norms) != 1
-            or CLIPPED_NORM in record.figures
-            or any(CLIPPED_NORM in deferred.names for deferred in record.deferred)
-        ):
-            return  # clipped part by part, or given by the loop
-        plain, on_device, _ = split_scalars({CLIPPED_NORM: norms[0]}, self._scalar_reader.takes)
-        record.figures |= plain
-        deferred = self._scalar_reader.take(on_device) if on_device else None
-        record.deferred += [] if deferred is None else [deferred]
+    def steps_ended(self, records: Sequence[StepRecord]) -> None:
+        for record, norms in self._norms.of(records):
+            is_given = CLIPPED_NORM in record.figures or any(CLIPPED_NORM in each.names for each in record.deferred)
+            if len(norms) == 1 and not is_given:
+                norms[0].add_to(record)
+                continue
+            for norm in norms:  # clipped part by part, or given by the loop
+                norm.give_up()
 
     def close(self) -> None:
         wrapping, self._wrapping = self._wrapping, None
@@ -294,8 +300,34 @@ class ClippedGradientNorm:
         return total_norm
 
     def _note(self, norm: Any) -> None:
-        if self._wrapping is not None and len(self._norms) < 2:
-            self._norms.append(norm)
+        """The norm is known, or will be; called from inside training, so it never raises."""
+        if self._wrapping is None or self._norms.num_running() > 1:  # clipped part by part
+            return
+        try:
+            plain, on_device, _ = split_scalars({CLIPPED_NORM: norm}, self._scalar_reader.takes)
+            self._norms.add(_Scalars(plain, self._scalar_reader.take(on_device) if on_device else None))
+        except Exception as error:  # training must never be hurt
+            self._wrapping.leave()
+            self._wrapping = None
+            logger.warning("stepscope goes on without grad_norm: %s: %s", type(error).__name__, error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scalars:
+    """Figures that a hook has found in the running step: those on the host, and those on their way from a GPU."""
+
+    plain: Numbers
+    deferred: DeferredScalars | None
+
+    def add_to(self, record: StepRecord) -> None:
+        """Figures that the record has already stay, as those that the training loop gave."""
+        record.figures = self.plain | record.figures
+        if self.deferred is not None:
+            record.deferred.append(self.deferred)
+
+    def give_up(self) -> None:
+        if self.deferred is not None:
+            self.deferred.give_up()
 
 
 _CALLED_BY_UPDATE = "_check_scale_growth_tracker"
@@ -310,22 +342,18 @@ class LossScaleFigures:
     Where several scalers are updated in a step, the last counts.
     """
 
-    def __init__(self, scalar_reader: DeviceScalarReader) -> None:
+    def __init__(self, scalar_reader: DeviceScalarReader, running_step: Callable[[], int] = lambda: 0) -> None:
         self._scalar_reader = scalar_reader
-        self._figures: dict[str, int | float] = {}
-        self._deferred: list[DeferredScalars] = []
+        self._scales = StepNotes[_Scalars](running_step)
         self._is_on = True
         torch: Any = sys.modules["torch"]
         self._wrapping = Patch(torch.amp.GradScaler, _CALLED_BY_UPDATE, self._watched)
 
-    def step_ended(self, record: StepRecord) -> None:
-        """Add the figures of this step's update; figures given by the training loop stay."""
-        if self._deferred:
-            record.deferred += reversed(self._deferred)  # of two by one name the first stays
-            self._deferred = []
-        if self._figures:
-            record.figures = self._figures | record.figures
-            self._figures = {}
+    def steps_ended(self, records: Sequence[StepRecord]) -> None:
+        """Add the figures of the steps' updates; figures given by the training loop stay."""
+        for record, scales in self._scales.of(records):
+            for scale in reversed(scales):  # of two by one name the first stays
+                scale.add_to(record)
 
     def close(self) -> None:
         self._is_on = False
@@ -355,10 +383,10 @@ class LossScaleFigures:
             ]
             tensors = {"loss_scale": scale} | {f"found {i}": tensor for i, tensor in enumerate(found)}
             if any(self._scalar_reader.takes(tensor) for tensor in tensors.values()):
-                deferred = self._scalar_reader.take(tensors, _named)
-                self._deferred += [] if deferred is None else [deferred]
+                self._scales.add(_Scalars({}, self._scalar_reader.take(tensors, _named)))
             elif all(tensor.device.type == "cpu" for tensor in tensors.values()):  # else reading would wait
-                self._figures = _named({name: tensor.item() for name, tensor in tensors.items()})
+                numbers = _named({name: tensor.item() for name, tensor in tensors.items()})
+                self._scales.add(_Scalars(numbers, None))
         except Exception as error:  # training must never be hurt
             self._is_on = False
             logger.warning("stepscope goes on without the loss scale: %s: %s", type(error).__name__, error)

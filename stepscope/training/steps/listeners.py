@@ -1,7 +1,8 @@
 """Step listeners: their protocols, which of them a run has, and the queue of deferred scalars.
 
-A listener that fails is removed with a warning; training and the other listeners are not affected. A step's line is
-written when all its scalars have arrived from the GPU; training does not wait for that.
+Listeners learn of several finished steps together, some times a second: what they note while a step runs is kept by the
+step's number until then. A listener that fails is removed with a warning; training and the other listeners are not
+affected. A step's line is written when all its scalars have arrived from the GPU; training does not wait for that.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol, TypeVar
+from itertools import islice
+from typing import Any, Protocol, TypeVar
 
 from stepscope.training.anomalies.monitor import AnomalyMonitor
 from stepscope.training.hangs.stall import parse_stuck_after
@@ -23,7 +25,7 @@ from stepscope.training.memory.snapshots import OutOfMemoryReporter, PeriodicMem
 from stepscope.training.run.context import RunContext
 from stepscope.training.settings.backward import ObservedBackward
 from stepscope.training.settings.observed import ObservedSettings
-from stepscope.training.steps.device_times import DeviceClock
+from stepscope.training.steps.device_times import DeviceClock, ask_how_far, is_capturing_graph
 from stepscope.training.steps.exporters import StepExport, chosen_exporters
 from stepscope.training.steps.gradients import ClippedGradientNorm, LossScaleFigures
 from stepscope.training.steps.observed_phases import ObservedCheckpoints, ObservedEvaluations
@@ -31,7 +33,8 @@ from stepscope.training.steps.process_metrics import Compilations, GcPauses, Mem
 from stepscope.training.steps.run_delay import RunDelay
 from stepscope.training.steps.scalars import DeviceScalarReader
 from stepscope.training.steps.spans import open_phases
-from stepscope.training.steps.telemetry import StepRecord
+from stepscope.training.steps.step_log import StepLog
+from stepscope.training.steps.telemetry import NEVER, StepRecord
 
 logger = logging.getLogger(__name__)
 
@@ -44,25 +47,29 @@ class _Closable(Protocol):
 class StepListener(_Closable, Protocol):
     """Watches the training steps from the training thread: each call must be over in microseconds.
 
-    One that has `step_began(index)` as well is called when a step begins; one that has `left_by(error)` once, before
-    `close`, with the error by which the with block is left.
-    """
+    One has some of these methods; the others are not called:
 
-    def step_ended(self, record: StepRecord) -> None:
-        """The step is over and not written yet; figures added to the record are written with it."""
+    - `steps_ended(records)`: these are over, at least one, and not written yet; figures added to a record are written
+      with it. The call comes up to a quarter of a second later, or on another thread when the training thread may not
+      come back.
+    - `look()`: some steps are over, and one is about to begin.
+    - `due_step(index)`: the next step at whose beginning it must be called, after `index`, which begins; and
+      `step_began(index)`, called then, and sometimes in between.
+    - `left_by(error)`: called once, before `close`, with the error by which the with block is left.
+    """
 
 
 class SettledListener(_Closable, Protocol):
     """Watches settled training steps, once all their figures are known, also on the training thread."""
 
-    def step_settled(self, record: StepRecord) -> None:
-        """The step is about to be written; what is added to the record is written with it."""
+    def steps_settled(self, records: Sequence[StepRecord]) -> None:
+        """These steps are about to be written, at least one; what is added to a record is written with it."""
 
 
 class StepListeners:
     """Step listeners of a run, called on the training thread; one that fails is logged and left out from then on."""
 
-    _METHODS = ("step_began", "step_ended", "step_settled", "left_by")
+    _METHODS = ("step_began", "steps_ended", "steps_settled", "look", "due_step", "left_by")
 
     def __init__(self, listeners: Iterable[StepListener | SettledListener] = ()) -> None:
         self._listeners = list(listeners)
@@ -71,11 +78,20 @@ class StepListeners:
     def step_began(self, index: int) -> None:
         self._call("step_began", index)
 
-    def step_ended(self, record: StepRecord) -> None:
-        self._call("step_ended", record)
+    def steps_ended(self, records: Sequence[StepRecord]) -> None:
+        if records:
+            self._call("steps_ended", records)
 
-    def step_settled(self, record: StepRecord) -> None:
-        self._call("step_settled", record)
+    def look(self) -> None:
+        self._call("look")
+
+    def due_step(self, index: int) -> int:
+        """The next step at whose beginning one of them must be called."""
+        return min(self._call("due_step", index), default=NEVER)
+
+    def steps_settled(self, records: Sequence[StepRecord]) -> None:
+        if records:
+            self._call("steps_settled", records)
 
     def left_by(self, error: BaseException) -> None:
         self._call("left_by", error)
@@ -96,12 +112,14 @@ class StepListeners:
             for name in self._METHODS
         }
 
-    def _call(self, name: str, what: object) -> None:
+    def _call(self, name: str, *what: object) -> list[Any]:
+        answers = []
         for listener, method in self._methods[name]:
             try:
-                method(what)
+                answers.append(method(*what))
             except Exception as error:  # training must never be hurt
                 self._leave_out(listener, error)
+        return answers
 
     def _leave_out(self, listener: StepListener | SettledListener, error: Exception) -> None:
         self._listeners = [each for each in self._listeners if each is not listener]
@@ -113,22 +131,31 @@ class StepListeners:
 T = TypeVar("T")
 
 
-def make_step_listeners(context: RunContext, scalar_reader: DeviceScalarReader) -> list[StepListener]:
+def make_run_delay() -> list[RunDelay]:
+    """What measures the launching threads' wait for CPUs; none where that cannot be."""
+    return _make_all({"wait for CPUs": RunDelay})
+
+
+def make_step_listeners(
+    context: RunContext, scalar_reader: DeviceScalarReader, running_step: Callable[[], int]
+) -> list[StepListener]:
     """In the training process, steps: make the listeners of each step that settings and environment ask for.
 
     In the order of their calls.
+
+    Args:
+        running_step: number of the open step, on any thread.
 
     Raises:
         ValueError: a setting is none of its values.
     """
     settings = context.settings
     makers: dict[str, Callable[[], StepListener]] = {
-        "garbage collector's pauses": GcPauses,
+        "garbage collector's pauses": lambda: GcPauses(running_step),
         "memory figures": MemoryFigures,
-        "wait for CPUs": RunDelay,
-        "compilations": Compilations,
-        "loss scale": lambda: LossScaleFigures(scalar_reader),
-        "norm of clipped gradients": lambda: ClippedGradientNorm(scalar_reader),
+        "compilations": lambda: Compilations(running_step),
+        "loss scale": lambda: LossScaleFigures(scalar_reader, running_step),
+        "norm of clipped gradients": lambda: ClippedGradientNorm(scalar_reader, running_step),
     }
     stuck_seconds = parse_stuck_after(_argument_or_environment(settings.stuck_after, "STEPSCOPE_STUCK_AFTER", "auto"))
     if stuck_seconds != math.inf:
@@ -146,6 +173,7 @@ def make_observers(
     open_spans: Callable[[], list[str]],
     clock: DeviceClock,
     observed: ObservedSettings,
+    log: StepLog,
     is_warm_up: Callable[[int], bool],
 ) -> list[StepListener]:
     """Listeners that see phases which the training code does not name, and settings inside of steps.
@@ -159,7 +187,7 @@ def make_observers(
     return _make_all(
         {
             "checkpoints": lambda: ObservedCheckpoints(phase, lambda: open_phases(open_spans())),
-            "evaluations": lambda: ObservedEvaluations(clock.now, observed),
+            "evaluations": lambda: ObservedEvaluations(clock.now, observed, log.running_step, log.ask_at_end),
             "settings inside of steps": lambda: ObservedBackward(observed, is_warm_up),
         }
     )
@@ -206,20 +234,37 @@ class PendingSteps:
     Args:
         listeners: called with each step before it is written.
         write: gets each; what it raises comes out of `add` and `close`.
+        take: the finished steps that nobody has asked for yet.
     """
 
-    def __init__(self, listeners: Iterable[SettledListener], write: Callable[[StepRecord], None]) -> None:
+    def __init__(
+        self,
+        listeners: Iterable[SettledListener],
+        write: Callable[[StepRecord], None],
+        take: Callable[[], list[StepRecord]] = list,
+    ) -> None:
         self._listeners = StepListeners(listeners)
         self._write = write
+        self._take = take
         self._waiting: deque[StepRecord] = deque()
         self._lock = threading.Lock()
 
-    def add(self, record: StepRecord) -> None:
-        """Take a finished step, and pass on those that are settled by now."""
+    def take(self) -> list[StepRecord]:
+        """The finished steps that nobody has asked for yet, which are to be added."""
         with self._lock:
-            self._waiting.append(record)
-            while self._waiting and (len(self._waiting) > _MAX_WAITING or self._waiting[0].is_settled):
-                self._pass_on(self._waiting.popleft())
+            return self._take()
+
+    def add(self, *records: StepRecord, most: int = _MAX_WAITING) -> bool:
+        """Take finished steps, and pass on those that are settled by now.
+
+        Args:
+            most: passed on at once. Whether there may be more is returned.
+        """
+        with self._lock:
+            self._waiting.extend(records)
+            settled = self._settled(most)
+            self._pass_on(settled)
+            return len(settled) == most
 
     def hurry(self) -> None:
         """Pass all on with the figures that are there; on any thread, when the training thread may not come back.
@@ -229,10 +274,11 @@ class PendingSteps:
         if not self._lock.acquire(timeout=_LONGEST_HURRY_SECONDS):
             return
         try:
-            while self._waiting:
-                for deferred in self._waiting[0].deferred:
-                    deferred.are_there()
-                self._pass_on(self._waiting.popleft())
+            self._waiting.extend(self._take())
+            records, self._waiting = list(self._waiting), deque()
+            for deferred in (deferred for record in records for deferred in record.deferred):
+                deferred.are_there()
+            self._pass_on(records)
         finally:
             self._lock.release()
 
@@ -241,14 +287,31 @@ class PendingSteps:
         deadline = time.monotonic() + _LONGEST_WAIT_SECONDS
         try:
             with self._lock:
-                while self._waiting:
-                    while not self._waiting[0].is_settled and time.monotonic() < deadline:
+                self._waiting.extend(self._take())
+                records, self._waiting = list(self._waiting), deque()
+                for record in records:
+                    while not record.is_settled and time.monotonic() < deadline:
                         time.sleep(0.001)
-                    self._pass_on(self._waiting.popleft())
+                self._pass_on(records)
         finally:
             self._listeners.close()
 
-    def _pass_on(self, record: StepRecord) -> None:
-        record.settle()
-        self._listeners.step_settled(record)
-        self._write(record)
+    def _settled(self, most: int) -> list[StepRecord]:
+        """The first that wait for nothing any more; questions to the GPU would break the capture of a graph."""
+        records: list[StepRecord] = []
+        waiting, may_ask = self._waiting, not is_capturing_graph()
+        if may_ask:
+            ask_how_far([record.device for record in islice(waiting, most) if record.device is not None])
+        while waiting and (may_ask or waiting[0].device is None):
+            is_next = len(records) < most and waiting[0].is_settled
+            if not is_next and len(waiting) <= _MAX_WAITING:
+                break
+            records.append(waiting.popleft())
+        return records
+
+    def _pass_on(self, records: list[StepRecord]) -> None:
+        for record in records:
+            record.settle()
+        self._listeners.steps_settled(records)
+        for record in records:
+            self._write(record)

@@ -15,7 +15,8 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -72,7 +73,7 @@ class ObservedCheckpoints:
         self._not_seen = set(SAVING_FUNCTIONS)
         self._look_for_modules()
 
-    def step_ended(self, _: StepRecord) -> None:
+    def look(self) -> None:
         if not sys.modules.keys().isdisjoint(self._not_seen):
             self._look_for_modules()
 
@@ -148,11 +149,22 @@ class ObservedEvaluations:
     Args:
         now: the current instant.
         observed: gets the DataLoaders that are seen.
+        running_step: number of the open step.
+        ask_at_end: has the end of the open step told at once.
     """
 
-    def __init__(self, now: Callable[[], Instant], observed: ObservedSettings) -> None:
+    def __init__(
+        self,
+        now: Callable[[], Instant],
+        observed: ObservedSettings,
+        running_step: Callable[[], int] = lambda: 0,
+        ask_at_end: Callable[[], None] = lambda: None,
+    ) -> None:
         self._now = now
         self._observed = observed
+        self._running_step, self._ask_at_end = running_step, ask_at_end
+        self._noted_step = 0
+        self._evaluations: deque[tuple[int, list[Interval]]] = deque()
         self._thread, self._pid = threading.get_ident(), os.getpid()
         self._waits = LoaderWaits()
         self._is_asking = self._has_failed = False
@@ -168,19 +180,40 @@ class ObservedEvaluations:
             self._patch(self._torch.nn.Module, "train", ObservedEvaluations._mode_set),
         ]
 
-    def step_ended(self, record: StepRecord) -> None:
-        self._end_evaluation()
-        _, evaluations = self._waits.update()
-        by_mode, self._by_mode = self._by_mode, []
+    def steps_ended(self, records: Sequence[StepRecord]) -> None:
+        if records[-1].index >= self._noted_step:
+            self._end_evaluation()
+            self._end_noted_step()
+        for record in records:
+            if self._evaluations or record.phases:
+                self._add_to(record)
+
+    def _add_to(self, record: StepRecord) -> None:
+        found: list[Interval] = []
+        while self._evaluations and self._evaluations[0][0] <= record.index:
+            found += self._evaluations.popleft()[1]
         names = [name for name in record.phases if _is_one_of(_EVALUATION_NAMES, name)]
         for name in names:
             if own := record.phase_intervals.pop(name, []):
                 del record.phases[name]
                 _add(name, _without_checkpoints(own, record), record)
-        if not names and (evaluations or by_mode):
-            observed = _without_checkpoints(max(evaluations, by_mode, key=duration_ns), record)
+        if not names and found:
+            observed = _without_checkpoints(found, record)
             if duration_ns(observed) >= _MIN_EVALUATION_NS:
                 _add(EVALUATION, observed, record)
+
+    def _see_step(self) -> None:
+        """Something is about to be noted: what is of the step before is complete."""
+        step = self._running_step()
+        if step != self._noted_step:
+            self._end_noted_step()
+            self._noted_step = step
+
+    def _end_noted_step(self) -> None:
+        _, evaluations = self._waits.update()
+        by_mode, self._by_mode = self._by_mode, []
+        if evaluations or by_mode:
+            self._evaluations.append((self._noted_step, max(evaluations, by_mode, key=duration_ns)))
 
     def close(self) -> None:
         self._has_failed = True  # nothing begins any more
@@ -192,6 +225,7 @@ class ObservedEvaluations:
         if self._is_asking or not self._is_of_interest():
             return None
         self._is_asking = True
+        self._see_step()
         learns = self._torch.is_grad_enabled()
         asked = self._instant(learns)
         if self._open is not None:
@@ -235,6 +269,8 @@ class ObservedEvaluations:
             if mode and model is self._open.model():
                 self._end_evaluation()
         elif not mode and model.training and self._is_of_interest():
+            self._see_step()
+            self._ask_at_end()
             backward = self._patch(self._torch.autograd, "_engine_run_backward", ObservedEvaluations._went_backward)
             self._open = _OpenEvaluation(weakref.ref(model), self._now(), backward)
 
@@ -262,6 +298,7 @@ class ObservedEvaluations:
             logger.warning("stepscope goes on without evaluations: %s: %s", type(error).__name__, error)
 
 
+@functools.lru_cache(maxsize=1000)
 def _is_one_of(parts: Collection[str], name: str) -> bool:
     return any(part in name.lower() for part in parts)
 

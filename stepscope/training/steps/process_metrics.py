@@ -6,17 +6,21 @@ import gc
 import os
 import sys
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from stepscope.training.steps.step_log import StepNotes
 from stepscope.training.steps.telemetry import StepRecord
 
 _MEMORY_INTERVAL_NS = 250_000_000
 """torch builds a hundred Python objects to report its allocator's state (some 50 us): 0.02 % of this interval."""
 
+_MOST_BYTES = 160  # seven numbers of 64 bits
+
 
 class MemoryFigures:
-    """Adds memory figures to the first training step that ends in each quarter of a second.
+    """Adds memory figures to the training step that ends in each quarter of a second.
 
     GPU figures are those of torch's allocator on the current device, or on the first that this process uses where it
     does not use that one: `memory_allocated_bytes`, `memory_reserved_bytes`, `memory_peak_bytes` (most ever allocated,
@@ -29,8 +33,12 @@ class MemoryFigures:
     def __init__(self) -> None:
         self._sampled_ns = 0
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
+        self._statm = -1
+        with suppress(OSError):  # no Linux, or /proc is hidden
+            self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
 
-    def step_ended(self, record: StepRecord) -> None:
+    def steps_ended(self, records: Sequence[StepRecord]) -> None:
+        record = records[-1]  # memory is what it is now
         if abs(record.end_ns - self._sampled_ns) < _MEMORY_INTERVAL_NS:  # sampling goes on after a clock was set back
             return
         self._sampled_ns = record.end_ns
@@ -38,15 +46,19 @@ class MemoryFigures:
             record.figures.setdefault(name, value)
 
     def close(self) -> None:
-        """Nothing is held."""
+        statm, self._statm = self._statm, -1
+        if statm >= 0:
+            os.close(statm)
+
+    def __del__(self) -> None:
+        """Closed when the run that it belongs to is forgotten."""
+        self.close()
 
     def _host_memory(self) -> dict[str, int]:
-        try:
-            with open("/proc/self/statm", "rb") as file:
-                resident, shared = map(int, file.read().split()[1:3])
-                return {"host_memory_bytes": (resident - shared) * self._page_bytes}
-        except (OSError, ValueError):  # no Linux, or /proc is hidden
+        if self._statm < 0:
             return {}
+        resident, shared = map(int, os.pread(self._statm, _MOST_BYTES, 0).split()[1:3])
+        return {"host_memory_bytes": (resident - shared) * self._page_bytes}
 
 
 def _device_memory() -> dict[str, int]:
@@ -77,14 +89,14 @@ def _stats(cuda: Any) -> Any:
 class GcPauses:
     """Adds `gc_pause_ns` to the training steps in which the garbage collector ran, which stops all threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, running_step: Callable[[], int] = lambda: 0) -> None:
         self._started_ns = 0
-        self._paused_ns = 0
+        self._pauses = StepNotes[int](running_step)
         gc.callbacks.append(self._collecting)
 
-    def step_ended(self, record: StepRecord) -> None:
-        if self._paused_ns:
-            record.figures["gc_pause_ns"], self._paused_ns = self._paused_ns, 0
+    def steps_ended(self, records: Sequence[StepRecord]) -> None:
+        for record, pauses in self._pauses.of(records):
+            record.figures["gc_pause_ns"] = sum(pauses)
 
     def close(self) -> None:
         gc.callbacks.remove(self._collecting)
@@ -94,7 +106,7 @@ class GcPauses:
         if phase == "start":
             self._started_ns = now_ns
         elif self._started_ns:
-            self._paused_ns += now_ns - self._started_ns
+            self._pauses.add(now_ns - self._started_ns)
             self._started_ns = 0
 
 
@@ -105,17 +117,15 @@ class Compilations:
     compiles.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, running_step: Callable[[], int] = lambda: 0) -> None:
         self._handler: Any = None
         self._started_ns = 0
-        self._num = self._spent_ns = 0
-        self._listen()
+        self._times = StepNotes[int](running_step)
+        self.look()
 
-    def step_ended(self, record: StepRecord) -> None:
-        if self._num:
-            record.num_compilations, record.compile_ns = self._num, self._spent_ns
-            self._num = self._spent_ns = 0
-        self._listen()
+    def steps_ended(self, records: Sequence[StepRecord]) -> None:
+        for record, times in self._times.of(records):
+            record.num_compilations, record.compile_ns = len(times), sum(times)
 
     def close(self) -> None:
         handler, self._handler = self._handler, None
@@ -124,7 +134,7 @@ class Compilations:
                 handler.start_callbacks.remove(self._started)
                 handler.end_callbacks.remove(self._ended)
 
-    def _listen(self) -> None:
+    def look(self) -> None:
         """Have torch call, once it has what calls, and again after torch._dynamo.reset()."""
         if self._handler is None:
             module = sys.modules.get("torch._dynamo.callback")
@@ -141,6 +151,5 @@ class Compilations:
 
     def _ended(self, *_: object) -> None:
         if self._started_ns:
-            self._num += 1
-            self._spent_ns += time.perf_counter_ns() - self._started_ns
+            self._times.add(time.perf_counter_ns() - self._started_ns)
             self._started_ns = 0

@@ -1,18 +1,23 @@
-"""Run delay of a step: how long the threads that launch its work were runnable without a CPU, by the kernel's count.
+"""Run delay of steps: how long the threads that launch their work were runnable without a CPU, by the kernel's count.
 
 The training thread launches the forward pass and the update, and on a GPU autograd's own threads launch the backward
 pass. The kernel counts each thread's delay in /proc/self/task/<id>/schedstat; a time that a cgroup's limit takes counts
-as well.
+as well. A reading takes some microseconds, so that steps shorter than `READ_EVERY_NS` share one, by their durations.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from stepscope.training.steps.telemetry import StepRecord
+
+READ_EVERY_NS = 50_000_000
+"""From one reading to the next, at least: a thousandth of this time."""
 
 _TASKS = Path("/proc/self/task")
 _MOST_BYTES = 80  # three numbers of 64 bits
@@ -30,24 +35,34 @@ class RunDelay:
         self._tasks = tasks
         self._autograd: list[_Thread] = []
         self._known: set[str] = set()
-        self._last: StepRecord | None = None
+        self._readings: deque[tuple[int, int]] = deque()
         self._launching: tuple[_Thread, ...] = ()
         with suppress(OSError, ValueError):
             thread = _Thread(tasks / str(threading.get_native_id()))
             if thread.has_run:
                 self._launching = (thread,)
 
-    def step_began(self, _: int) -> None:
-        last = self._last
-        if last is not None and (
-            last.prepare_ns or last.export_ns
-        ):  # what a capture takes between two steps is in none
-            self._added_ns()
-
-    def step_ended(self, record: StepRecord) -> None:
+    def read(self, index: int) -> None:
+        """Count what was added since the last call to the steps from then to this one, which ends."""
         if self._launching:
-            self._last = record
-            record.run_delay_ns = self._added_ns()
+            self._readings.append((index, self._added_ns()))
+
+    def skip(self) -> None:
+        """Count what was added since the last call to no step."""
+        self._added_ns()
+
+    def add_to(self, records: Sequence[StepRecord]) -> None:
+        """Divide what was read among the steps, the last of which has been read."""
+        first = 0
+        while self._readings and first < len(records):
+            index, added_ns = self._readings.popleft()
+            end = first
+            while end < len(records) and records[end].index <= index:
+                end += 1
+            shares = divided(added_ns, [record.duration_ns for record in records[first:end]])
+            for record, share_ns in zip(records[first:end], shares, strict=True):
+                record.run_delay_ns = share_ns
+            first = end
 
     def run_task(self) -> None:
         """Once a second, on another thread: find autograd's threads, and which of them have worked since."""
@@ -85,6 +100,20 @@ class RunDelay:
             except (OSError, IndexError, ValueError):  # it has ended
                 continue
         return added_ns
+
+
+def divided(total: int, sizes: Sequence[int]) -> list[int]:
+    """Whole shares of a total in proportion to sizes of at least 0, which add up to it; equal ones where all are 0."""
+    whole, parts = sum(sizes), sizes
+    if whole <= 0:
+        whole, parts = len(sizes), [1] * len(sizes)
+    shares, reached, given = [], 0, 0
+    for part in parts:
+        reached += part
+        share = total * reached // whole - given
+        given += share
+        shares.append(share)
+    return shares
 
 
 class _Thread:

@@ -12,11 +12,11 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from time import monotonic_ns
 from typing import Any, Generic, TypeVar
 
 from stepscope.core.documents.run_directory import PHASE_PREFIX
-from stepscope.core.loader_waits import Instant, Interval
+from stepscope.training.steps.step_log import StepLog
 
 logger = logging.getLogger(__name__)
 
@@ -25,33 +25,29 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
 class SpanRecorder:
-    """What a span of `prof.data` or `prof.phase` does to the outside; none of it may raise.
+    """What a span of `prof.data` or `prof.phase` does to the outside; none of it raises.
 
-    Attributes:
-        open_span: opens a span of this name in the trace; returns what closes it, or None when measuring is off.
-        close_span: closes it.
-        now: the current instant.
-        count_data_wait: called with the interval in which the loop waited for data.
-        count_phase: called with a phase's name and its interval.
+    Args:
+        spans: opens it in the trace.
+        log: takes its time.
     """
 
-    open_span: Callable[[str], Any]
-    close_span: Callable[[Any], None]
-    now: Callable[[], Instant]
-    count_data_wait: Callable[[Interval], None]
-    count_phase: Callable[[str, Interval], None]
+    __slots__ = ("log", "spans")
+
+    def __init__(self, spans: OpenSpans, log: StepLog) -> None:
+        self.spans = spans
+        self.log = log
 
     def wait(self, ask: Callable[[S], T], source: S) -> T:
         """What `ask` answers, `next` or `iter`, timed; exceptions, StopIteration among them, pass through unchanged."""
-        span = self.open_span(DATA_SPAN)
-        began = self.now()
+        span = self.spans.open(DATA_SPAN)
+        began_ns, mark = monotonic_ns(), self.log.mark()
         try:
             return ask(source)
         finally:
-            self.count_data_wait((began, self.now()))
-            self.close_span(span)
+            self.log.add(None, began_ns, mark)
+            self.spans.close(span)
 
 
 def wrap_data(loader: Iterable[T], recorder: SpanRecorder) -> Iterable[T]:
@@ -125,20 +121,19 @@ class IteratorSpans(DataSpans[T]):
 class PhaseSpan:
     """With block of `prof.phase` in the training loop; exceptions inside pass through unchanged."""
 
+    __slots__ = ("_began_ns", "_mark", "_name", "_recorder", "_span")
+
     def __init__(self, name: str, recorder: SpanRecorder) -> None:
         self._name = name
         self._recorder = recorder
-        self._span: Any = None
-        self._began: Instant | None = None
 
     def __enter__(self) -> None:
-        self._span = self._recorder.open_span(f"{PHASE_PREFIX}{self._name}")
-        self._began = self._recorder.now()
+        self._span = self._recorder.spans.open(f"{PHASE_PREFIX}{self._name}")
+        self._began_ns, self._mark = monotonic_ns(), self._recorder.log.mark()
 
     def __exit__(self, *error: object) -> None:
-        if self._began is not None:
-            self._recorder.count_phase(self._name, (self._began, self._recorder.now()))
-        self._recorder.close_span(self._span)
+        self._recorder.log.add(self._name, self._began_ns, self._mark)
+        self._recorder.spans.close(self._span)
 
 
 def is_compiling() -> bool:
@@ -172,29 +167,48 @@ class OpenSpans:
     """Opens and closes spans of the training loop that torch's profiler records; none of it raises.
 
     Args:
-        is_on: whether spans are wanted.
         give_up: called with an error of torch.
+
+    Attributes:
+        names: of those that are open, the outermost first; may be asked on any thread, and holds nothing but the list.
+        are_recorded: whether a profiler records this thread. Else torch has no part in them, as it takes 6 us a span. A
+            daemon's traces begin unseen, so where one may ask for them it always has.
     """
 
-    def __init__(self, is_on: Callable[[], bool], give_up: Callable[[Exception], None]) -> None:
-        self._is_on = is_on
+    def __init__(self, give_up: Callable[[Exception], None]) -> None:
         self._give_up = give_up
-        self._make: Callable[[str], Any] | None = None
+        self._is_on = False
+        self._make: Any = None
         self._open: list[_OpenSpan] = []
         self.names: Callable[[], list[str]] = functools.partial(_names, self._open)
-        """Those that are open, the outermost first; may be asked on any thread, and holds nothing but the list."""
+        self.are_recorded: Callable[[], bool] = lambda: False
 
     def begin(self) -> None:
-        self._make = _span_maker()
+        """From now on spans are wanted."""
+        from torch.profiler import record_function
+
+        self._make, self._is_on = record_function, True
+        try:
+            from torch._C._autograd import _profiler_enabled
+        except ImportError:  # an older torch
+            self.are_recorded = lambda: True
+        else:
+            self.are_recorded = (lambda: True) if os.environ.get("KINETO_USE_DAEMON") else _profiler_enabled
+
+    def end(self) -> None:
+        """From now on none is opened."""
+        self._is_on = False
 
     def open(self, name: str) -> Any:
-        """What closes it, or None when profiling is off or torch refuses."""
-        if not self._is_on() or self._make is None:
+        """What closes it, or None when spans are not wanted or torch refuses."""
+        if not self._is_on:
             return None
         try:
-            opened = _OpenSpan(name, self._make(name))
-            if opened.span is not None:
-                opened.span.__enter__()
+            span = None
+            if self.are_recorded():
+                span = self._make(name)
+                span.__enter__()
+            opened = _OpenSpan(name, span)
             self._open.append(opened)
         except Exception as error:  # training must never be hurt
             self._give_up(error)
@@ -203,14 +217,18 @@ class OpenSpans:
 
     def close(self, opened: Any) -> None:
         """Leave it, unless it is left already."""
-        if opened not in self._open:  # None while measuring was off, or closed before another profiler began
+        spans = self._open
+        if spans and spans[-1] is opened:
+            spans.pop()
+        elif opened in spans:  # None while measuring was off, or closed before another profiler began
+            spans.remove(opened)
+        else:
             return
-        self._open.remove(opened)
-        try:
-            if opened.span is not None:
+        if opened.span is not None:
+            try:
                 opened.span.__exit__(None, None, None)
-        except Exception as error:  # training must never be hurt
-            self._give_up(error)
+            except Exception as error:  # training must never be hurt
+                self._give_up(error)
 
     def close_all(self) -> None:
         """Leave all that are open, the innermost first."""
@@ -221,22 +239,6 @@ class OpenSpans:
 def open_phases(spans: Iterable[str]) -> list[str]:
     """The phases among the open spans of a step, by their names, in the same order."""
     return [name.removeprefix(PHASE_PREFIX) for name in spans if name.startswith(PHASE_PREFIX)]
-
-
-def _span_maker() -> Callable[[str], Any]:
-    """torch's record_function, or None while no profiler records this thread: it costs 6 us a span for nothing then.
-
-    A daemon's traces begin unseen, so where one may ask for them spans are always made.
-    """
-    from torch.profiler import record_function
-
-    try:
-        from torch._C._autograd import _profiler_enabled
-    except ImportError:  # an older torch
-        return record_function
-    if os.environ.get("KINETO_USE_DAEMON"):
-        return record_function
-    return lambda name: record_function(name) if _profiler_enabled() else None
 
 
 def _names(spans: list[_OpenSpan]) -> list[str]:

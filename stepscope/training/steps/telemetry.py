@@ -11,8 +11,10 @@ import json
 import logging
 import math
 import statistics
+import sys
 import threading
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import count
 from pathlib import Path
@@ -28,8 +30,11 @@ from stepscope.training.steps.scalars import DeferredScalars
 
 logger = logging.getLogger(__name__)
 
-MOST_PENDING_STEPS = 50_000
-"""Kept until the disk takes them: as many as come in a second at most, a few tens of MB."""
+NEVER = sys.maxsize
+"""Number of a step that never comes."""
+
+MOST_PENDING_STEPS = 200_000
+"""Kept until the disk takes them: as many as come in two seconds at most, some hundred MB."""
 
 _CLOSES_WITHIN_SECONDS = 10.0
 _MAX_REMEMBERED_STEPS = 10_000
@@ -231,8 +236,12 @@ class UnprofiledStepTime:
         self._seen_first = self._seen_capture = False
         self._previous_state = "wait"
 
-    def add(self, record: StepRecord) -> None:
-        """Count a finished step."""
+    def steps_ended(self, records: Sequence[StepRecord]) -> None:
+        """Count finished steps."""
+        for record in records:
+            self._add(record)
+
+    def _add(self, record: StepRecord) -> None:
         is_settled = self._seen_first and record.state == "wait" and self._previous_state == "wait"
         self._previous_state, self._seen_first = record.state, True
         self._seen_capture |= record.state == "active"
@@ -242,11 +251,12 @@ class UnprofiledStepTime:
         if is_settled and len(kept) < _MAX_REMEMBERED_STEPS:
             kept[record.index] = record.duration_ns
 
-    def step_settled(self, record: StepRecord) -> None:
-        """The GPU has passed the step."""
+    def steps_settled(self, records: Sequence[StepRecord]) -> None:
+        """The GPU has passed the steps."""
         kept = self._before or self._after
-        if record.device_ns is not None and record.index in kept:
-            self._on_device.append((record.index, record.device_ns))
+        for record in records:
+            if record.device_ns is not None and record.index in kept:
+                self._on_device.append((record.index, record.device_ns))
 
     def close(self) -> None:
         """What is known stays."""

@@ -60,11 +60,17 @@ def reasons(view: RankView, late: Kernels, *peers: Kernels) -> list[Reason]:
         return replace(view, rank=rank, kernels=times)
 
     others = [with_kernels(rank, kernels) for rank, kernels in enumerate(peers, 1)]
-    return why_slower([with_kernels(0, late)], others)[0]
+    found, evidence = why_slower([with_kernels(0, late)], others)
+    assert all(item.value <= 1 for item in evidence if item.metric.startswith("share_"))
+    return found
 
 
 def test_kernels_that_the_peers_do_not_run_are_extra_work(view: RankView) -> None:
     assert reasons(view, USUAL | {"eigh": (3, 90.0)}, USUAL, USUAL) == [Reason.EXTRA_WORK]
+
+
+def test_additional_kernels_are_at_most_all_of_the_difference(view: RankView) -> None:
+    assert reasons(view, USUAL | {"eigh": (3, 90.0), "gemm": (100, 190.0)}, USUAL) == [Reason.EXTRA_WORK]
 
 
 def test_more_and_heavier_kernels_of_a_known_name_are_extra_work_too(view: RankView) -> None:

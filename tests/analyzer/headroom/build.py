@@ -16,7 +16,7 @@ from stepscope.analyzer.roofline.kernel_costs import DTYPES
 from stepscope.analyzer.roofline.kernel_family import family_of
 from stepscope.analyzer.roofline.operator_cost import operator_cost
 from stepscope.core.hardware.gpu_catalogue import find_gpu
-from stepscope.trace.columns import NONE, IntColumn, Shapes
+from stepscope.trace.columns import IntColumn, Shapes
 from tests.dashboard import example_run
 
 BF16, FLOAT = "c10::BFloat16", "float"
@@ -78,7 +78,6 @@ def kernels_of(rows: Sequence[Kernel]) -> StepKernels:
         work=column(list(range(len(rows)))),
         stream=column([7] * len(rows)),
         duration_ns=np.array([row.us * 1e3 for row in rows]),
-        launch_ns=column([NONE] * len(rows)),
         by_main=np.array([row.by_main for row in rows]),
         by_optimizer=np.array([row.by_optimizer for row in rows]),
         num_blocks=column([row.blocks for row in rows]),

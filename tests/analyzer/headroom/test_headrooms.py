@@ -66,4 +66,4 @@ def test_an_unknown_host_gives_an_interval() -> None:
     step = replace(STEP, host_ms=Span(2.0, 8.0), spares_host=False)
     row = headrooms(step, FACTS, [removes(0, 1, change=Change.FUSED_ATTENTION)])[0]
     assert row.interval_ms == pytest.approx((3.0, 8.0), rel=0.01)
-    assert row.step_ms == pytest.approx(5.5, rel=0.01)
+    assert row.step_ms == pytest.approx(5.0, rel=0.01)

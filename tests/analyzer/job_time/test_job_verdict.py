@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 
 from stepscope.analyzer.job_time.job_verdict import RunFacts
-from stepscope.analyzer.job_time.steps import job_steps
+from stepscope.analyzer.job_time.loss import Loss
 from stepscope.analyzer.summaries import JobContext
 from stepscope.analyzer.untraced_job import analyse_untraced_job
 from stepscope.core.documents.analysis import Analysis
+from stepscope.core.documents.run_directory import RankSteps
 from stepscope.core.documents.training_settings import LoaderSettings, TrainingSettings
 from stepscope.core.vocabulary import Cause, Reason
 from tests.analyzer.build import TraceBuilder
-from tests.analyzer.job_time.records import MS, captured, rank_steps
+from tests.analyzer.job_time.records import MS, START_NS, captured, rank_steps
 from tests.analyzer.readings import analyse
 
 _CAPTURED_US = 80_000
@@ -43,12 +44,8 @@ def _analysed(
 ) -> Analysis:
     lengths = [80.0 if 4 <= index <= 6 else length_ms(index) for index in range(40)]
     records = rank_steps(0, lengths, lambda index: captured(4, 6)(index) | more(index))
-    steps = job_steps([records])
-    assert steps is not None
-    return analyse(
-        trace or _trace(),
-        context=JobContext(run=RunFacts(steps, num_cpus=num_cpus), settings=TrainingSettings(loaders=list(loaders))),
-    )
+    facts = RunFacts([records], num_cpus=num_cpus)
+    return analyse(trace or _trace(), context=JobContext(run=facts, settings=TrainingSettings(loaders=list(loaders))))
 
 
 def test_idle_time_that_only_the_capture_has_is_no_bottleneck() -> None:
@@ -222,9 +219,8 @@ def test_captured_steps_that_lack_a_cpu_as_the_others_do_not_contradict_the_reco
 
 
 def test_a_start_up_step_alone_leaves_the_traces_verdict() -> None:
-    steps = job_steps([rank_steps(0, [700.0])])
-    assert steps is not None
-    analysis = analyse(_trace(), context=JobContext(run=RunFacts(steps)))
+    records = [rank_steps(0, [700.0])]
+    analysis = analyse(_trace(), context=JobContext(run=RunFacts(records)))
     assert analysis.verdict.cause is analyse(_trace()).verdict.cause
     assert analysis.verdict.confidence <= 0.8
     assert analysis.job_time is not None
@@ -240,9 +236,7 @@ def test_the_next_cause_is_told_from_the_verdicts_by_its_reasons() -> None:
 def test_the_confidence_of_many_steps_is_that_of_few() -> None:
     def of(num_steps: int) -> float:
         records = rank_steps(0, [200.0] * num_steps, lambda i: captured(4, 6)(i) | {"data_wait_ns": 155 * MS})
-        steps = job_steps([records])
-        assert steps is not None
-        return analyse(_trace(), context=JobContext(run=RunFacts(steps))).verdict.confidence
+        return analyse(_trace(), context=JobContext(run=RunFacts([records]))).verdict.confidence
 
     assert of(5_000) == of(40) >= 0.9
 
@@ -251,11 +245,10 @@ def test_the_confidence_of_many_steps_is_that_of_few() -> None:
 @pytest.mark.parametrize("others_ms", [0.0, 10.0])
 def test_few_long_waits_are_bursts_without_a_pattern(others_ms: float, waiting: range) -> None:
     lengths = [400.0 if index in waiting else others_ms for index in range(41)]
-    steps = job_steps([rank_steps(0, lengths, lambda index: {"data_wait_ns": 390 * MS if index in waiting else 0})])
-    assert steps is not None
+    records = [rank_steps(0, lengths, lambda index: {"data_wait_ns": 390 * MS if index in waiting else 0})]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        verdict = analyse_untraced_job(RunFacts(steps), JobContext(), world_size=1).verdict
+        verdict = analyse_untraced_job(RunFacts(records), JobContext(), world_size=1).verdict
     assert (verdict.cause, verdict.reasons) == (Cause.DATA_LOADING, [Reason.BURSTY])
     assert all(math.isfinite(evidence.value) for evidence in verdict.evidence)
 
@@ -285,9 +278,8 @@ def test_causes_of_different_ranks_at_once_are_told_apart() -> None:
     lengths = [150.0] * 40
     loading = rank_steps(0, lengths, lambda _: {"data_wait_ns": 60 * MS})
     collecting = rank_steps(1, lengths, lambda _: {"figures": {"gc_pause_ns": 40.0 * MS}})
-    steps = job_steps([loading, collecting])
-    assert steps is not None
-    analysis = analyse_untraced_job(RunFacts(steps), JobContext(), world_size=2, missing_ranks=[])
+    records = [loading, collecting]
+    analysis = analyse_untraced_job(RunFacts(records), JobContext(), world_size=2, missing_ranks=[])
     verdict, job_time = analysis.verdict, analysis.job_time
     assert job_time is not None
     assert (verdict.cause, verdict.ranks) == (Cause.DATA_LOADING, [0])
@@ -300,3 +292,61 @@ def test_causes_of_different_ranks_at_once_are_told_apart() -> None:
     assert verdict.next.reasons == [Reason.GC]
     assert verdict.next.share == pytest.approx(40 / 150)
     assert "overlap with garbage collection on rank 1" in verdict.summary
+
+
+def test_causes_that_hide_each_other_are_a_bottleneck_by_what_they_take_together() -> None:
+    lengths = [150.0] * 40
+    loading = rank_steps(0, lengths, lambda _: {"data_wait_ns": 60 * MS})
+    collecting = rank_steps(1, lengths, lambda _: {"figures": {"gc_pause_ns": 57.0 * MS}})
+    verdict = analyse_untraced_job(RunFacts([loading, collecting]), JobContext(), world_size=2).verdict
+    assert (verdict.cause, verdict.bottleneck) == (Cause.DATA_LOADING, True)
+    assert verdict.share == pytest.approx(3 / 150)
+    alone, together = verdict.evidence[:2]
+    assert (alone.metric, together.metric) == ("share_of_training_time", "share_with_overlap")
+    assert (alone.threshold, together.threshold) == (None, 0.1)
+    assert [alone.value, together.value] == pytest.approx([3 / 150, 60 / 150])
+
+
+def test_evaluations_after_skipped_updates_are_evaluations() -> None:
+    def more(index: int) -> dict[str, Any]:
+        phases = {"evaluation": 240 * MS} if index % 6 == 5 else {}
+        return {"phases": phases, "figures": {"overflow": float(index % 3 == 2)}}
+
+    analysis = _analysed(lambda index: 300.0 if index % 6 == 5 else 60.0, more)
+    verdict, job_time = analysis.verdict, analysis.job_time
+    assert job_time is not None
+    assert verdict.cause is Cause.EVALUATION
+    assert verdict.share == pytest.approx(0.4, abs=0.04)
+    assert "of training time are in wasted steps as well" in verdict.summary
+    assert verdict.next is not None
+    assert verdict.next.cause is Cause.WASTED_STEPS
+    assert verdict.next.share == pytest.approx(1 / 3, abs=0.03)
+    assert verdict.fix is not None
+    assert verdict.fix.step_ms == pytest.approx(60 / (2 / 3), rel=0.05)
+    assert sum(job_time.breakdown.values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("length_ms", "words"), [(50.0, "differs by +60%"), (20.0, "is 4.0 times"), (1.0, "more than 10")]
+)
+def test_how_profiled_steps_differ_is_said_in_bounds(length_ms: float, words: str) -> None:
+    job_time = _analysed(lambda _: length_ms).job_time
+    assert job_time is not None
+    assert words in next(layer.note for layer in job_time.layers if layer.layer == "trace")
+
+
+def test_captured_steps_are_those_of_the_attempt_that_was_profiled() -> None:
+    """Step 5 was slow in the first attempt; the second one's capture of its own step 5 does not tell why."""
+    first = rank_steps(0, [900.0 if index == 5 else 80.0 for index in range(12)])
+    again = rank_steps(0, [80.0] * 30, captured(4, 6), attempt=2, first=2, start_ns=START_NS + 5_000 * MS)
+    trace = _trace((40_000, 10_000, 40_000))
+    records = RankSteps(0, [*first.steps, *again.steps])
+    job_time = analyse(trace, context=JobContext(run=RunFacts([records]))).job_time
+    assert job_time is not None
+    assert job_time.unexplained is not None
+    assert job_time.unexplained.num_steps == 1
+
+
+def test_share_of_a_loss_within_its_bounds_moves_what_it_gains() -> None:
+    loss = Loss(Cause.HOST_BOUND, 10.0, alone_ms=8.0, own_ms=12.0).limited(5.0)
+    assert (loss.gain_ms, loss.own_ms) == (4.0, 6.0)

@@ -30,6 +30,11 @@ def _steps(*ranks: RankSteps) -> JobSteps:
     return steps
 
 
+def _losses(*ranks: RankSteps) -> StepLosses:
+    steps = _steps(*ranks)
+    return step_losses(steps, np.ones(len(steps), np.bool_))
+
+
 def _means(losses: StepLosses, loss: HostLoss) -> tuple[float, float, float]:
     """Attributed, gained alone, own; ms of a step."""
     return (
@@ -40,35 +45,26 @@ def _means(losses: StepLosses, loss: HostLoss) -> tuple[float, float, float]:
 
 
 def test_losses_of_different_ranks_overlap() -> None:
-    losses = step_losses(_steps(_waiting(0, 60.0), _waiting(1, 0.0, 40.0)))
+    losses = _losses(_waiting(0, 60.0), _waiting(1, 0.0, 40.0))
     assert _means(losses, HostLoss.DATA_WAIT) == pytest.approx((60, 20, 60))
     assert _means(losses, HostLoss.COLLECTION) == pytest.approx((0, 0, 40))
     assert losses.rest_ms.mean() == pytest.approx(140)
 
 
 def test_losses_of_one_rank_add_up() -> None:
-    losses = step_losses(_steps(_waiting(0, 60.0, 40.0), _waiting(1, 0.0)))
+    losses = _losses(_waiting(0, 60.0, 40.0), _waiting(1, 0.0))
     assert _means(losses, HostLoss.DATA_WAIT) == pytest.approx((60, 60, 60))
     assert _means(losses, HostLoss.COLLECTION) == pytest.approx((40, 40, 40))
 
 
 @given(st.lists(st.tuples(st.floats(0, 90), st.floats(0, 90)), min_size=1, max_size=5))
 def test_no_loss_gains_more_alone_than_it_is_and_all_stay_within_the_step(ranks: list[tuple[float, float]]) -> None:
-    losses = step_losses(_steps(*(_waiting(rank, *of_rank) for rank, of_rank in enumerate(ranks))))
+    losses = _losses(*(_waiting(rank, *of_rank) for rank, of_rank in enumerate(ranks)))
     for loss in HostLoss:
         assert np.all(losses.alone_ms[loss] <= losses.own_ms[loss] + 1e-6)
-        assert np.all(losses.alone_ms[loss] >= 0)
+        assert np.all(losses.alone_ms[loss] >= -1e-6)
     total = sum(losses.ms.values()) + losses.rest_ms
     assert total == pytest.approx(np.full(12, 200.0))
-
-
-def test_a_phase_gains_what_its_steps_take_longer_than_the_others() -> None:
-    """Rank 1 works without a record of it while rank 0 saves, and is ahead in the step that follows."""
-    lengths = [250.0 if index % 4 == 3 else 80.0 if index % 4 == 0 and index else 110.0 for index in range(40)]
-    saves = rank_steps(0, lengths, lambda index: {"phases": {"checkpoint": 170 * MS}} if index % 4 == 3 else {})
-    training = training_time(_steps(saves, rank_steps(1, lengths)), [])
-    alone = training.losses.alone_ms[HostLoss.CHECKPOINT]
-    assert np.median(alone[alone > 0]) == pytest.approx(250 - 110 - 30)
 
 
 def test_a_compilation_has_the_first_run_of_new_code_around_it() -> None:

@@ -103,6 +103,15 @@ def test_a_clock_that_was_set_does_not_change_the_steps(by_ms: float) -> None:
     assert steps.clock_change_ms == {1: by_ms}
 
 
+def test_a_clock_that_only_one_rank_has_set_back_does_not_change_the_steps() -> None:
+    back = _set_clock(rank_steps(0, [90.0] * 30), 9, -3_600_000)
+    for rank in (back, _set_clock(back, 20, 3_600_000)):
+        steps = _joined(rank, rank_steps(1, [90.0] * 30), rank_steps(2, [90.0] * 30))
+        assert steps.period_ms.tolist() == [90.0] * 30
+        assert steps.are_ends_comparable
+        assert [notice.code for notice in steps.notices] == ["clock_set"]
+
+
 def test_a_pause_of_one_rank_of_a_host_is_no_change_of_its_clock() -> None:
     steps = _joined(_set_clock(rank_steps(0, [90.0] * 20), 9, 2_000), rank_steps(1, [90.0] * 20))
     assert steps.period_ms[9] == pytest.approx(2_090)

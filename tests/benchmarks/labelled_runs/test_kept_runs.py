@@ -12,20 +12,8 @@ from stepscope.core.vocabulary import Cause, Reason
 _RUNS = kept_runs()
 
 _MISSED = {
-    # Python costs 50 ms a step alone, which is what the verdict says, and 61 beside the saves.
-    "gpu/bert_python_saves": {"share", "pair"},
-    # Recorded without the evaluations of transformers' models: they are unexplained steps, and two of eight count as
-    # wasted, as their updates were skipped.
-    "gpu/gpt2_evaluates_overflows": {"share", "step", "pair"},
-    # Reads cost 6 ms a step alone, which is what the verdict says, and 19 beside the late batches: without them work
-    # that is queued covers a part of the wait.
-    "gpu/vit_loader_item": {"pair"},
     # The saves take 55 of 74 ms a step bare, 33 of 62 in the profiled run.
     "gpu/trainer_saves": {"share"},
-    # The loader makes a batch each 100 ms: a save only takes what would be a wait for the next batches.
-    "cpu/ddp_loader_saves": {"share", "step", "pair"},
-    # Nothing records rank 1's Python but the three profiled steps, one of which saves.
-    "cpu/ddp_python_saves": {"pair"},
 }
 """What is wrong, with the reason."""
 

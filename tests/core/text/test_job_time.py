@@ -37,7 +37,7 @@ def test_the_headline_counts_one_and_several() -> None:
     assert headline(one) == f"1 rank, NVIDIA H100 80GB HBM3, 1 profiled step of {job.step_ms:,.1f} ms"
     some = replace(TRACES_ALONE, job=replace(job, ranks=[0, 1], world_size=8))
     assert headline(some).startswith("2 of 8 ranks, TP 2 × PP 2 × DP 2, NVIDIA H100 80GB HBM3, 5 profiled steps of ")
-    assert headline(JOB).endswith(", 40 steps of 190.1 ms (median 51.0), 5 of them profiled (MFU 27.1%)")
+    assert headline(JOB).endswith(", 40 steps of 190.1 ms (median 51.0), 5 of them in an analysed trace (MFU 27.1%)")
 
 
 def test_the_parts_of_the_wall_clock_time_are_one_line() -> None:

@@ -21,7 +21,7 @@ _MS = 1_000_000
 def _see(watch: AnomalyMonitor, index: int, *, milliseconds: float = 10, **figures: Any) -> list[str]:
     state = figures.pop("state", "wait")
     record = StepRecord(index, 0, int(milliseconds * _MS), state=state, figures=figures)
-    watch.step_settled(record)
+    watch.steps_settled([record])
     return [anomaly.kind for anomaly in record.anomalies]
 
 

@@ -80,7 +80,7 @@ def _step(watch: ObservedBackward, index: int, images: Any, model: Any, passes: 
     watch.step_began(index)
     for _ in range(passes):
         model(images).backward()
-    watch.step_ended(_Step)
+    watch.steps_ended([_Step])
 
 
 def test_passes_are_counted_and_shapes_compared(observed: ObservedSettings, watch: ObservedBackward) -> None:
@@ -148,7 +148,7 @@ def test_modes_entered_inside_of_a_step_are_seen(observed: ObservedSettings, wat
         pass
     with torch.autograd.set_detect_anomaly(True):
         torch.ones(1, requires_grad=True).sum().backward()
-    watch.step_ended(_Step)
+    watch.steps_ended([_Step])
     settings = observed.read()
     assert settings.anomaly_mode is True
     assert settings.autocast == {"cpu": "bfloat16"}
@@ -159,7 +159,7 @@ def test_torch_is_as_it_was_outside_of_watched_steps(watch: ObservedBackward) ->
     watch.step_began(0)
     assert torch.autograd._engine_run_backward is not backward
     torch.ones(1, requires_grad=True).sum().backward()
-    watch.step_ended(_Step)
+    watch.steps_ended([_Step])
     watch.step_began(2)
     assert torch.autograd._engine_run_backward is backward
     assert torch.autocast.__enter__ is enter

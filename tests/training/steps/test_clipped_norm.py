@@ -53,12 +53,12 @@ def test_on_a_gpu_it_is_deferred_and_read_once(monkeypatch: pytest.MonkeyPatch) 
     try:
         clip_grad_norm_([_parameter(3.0, 4.0)], 1.0)
         record = StepRecord(0, 0)
-        clipped.step_ended(record)
+        clipped.steps_ended([record])
         clip_grad_norm_([_parameter(3.0, 4.0)], 1.0)
         given = StepRecord(
             1, 0, deferred=[deferred for deferred in [reader.take({"grad_norm": torch.tensor(1.0)})] if deferred]
         )
-        clipped.step_ended(given)
+        clipped.steps_ended([given])
     finally:
         clipped.close()
     assert len(given.deferred) == 1
@@ -75,7 +75,10 @@ def test_after_the_end_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     clipped.close()  # not the outermost wrapper: it stays, and does nothing
     other.close()
     clip_grad_norm_([_parameter(3.0, 4.0)], 1.0)
-    assert clipped._norms == other._norms == []
+    record = StepRecord(0, 0)
+    for each in (clipped, other):
+        each.steps_ended([record])
+    assert record.figures == {}
 
 
 def test_a_compiled_loop_is_compiled_once_and_whole() -> None:
@@ -90,7 +93,7 @@ def test_a_compiled_loop_is_compiled_once_and_whole() -> None:
     try:
         for step in range(3):
             assert clip(_parameter(3.0, 4.0)).item() == 5.0
-            clipped.step_ended(StepRecord(step, 0))
+            clipped.steps_ended([StepRecord(step, 0)])
     finally:
         clipped.close()
     assert backend.frame_count == 1

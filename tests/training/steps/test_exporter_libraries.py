@@ -35,7 +35,7 @@ def _record(index: int, **figures: float) -> StepRecord:
 def _exported(exporter: Exporter, records: list[StepRecord]) -> None:
     steps = StepExport([exporter], says_what_is_missing=True)
     for record in records:
-        steps.step_settled(record)
+        steps.steps_settled([record])
     steps.close()
 
 

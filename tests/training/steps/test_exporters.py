@@ -46,7 +46,7 @@ def _often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _step(steps: StepExport, index: int, seconds: float = 0) -> None:
-    steps.step_settled(StepRecord(index, 0, int((1000 + seconds) * _SECOND)))
+    steps.steps_settled([StepRecord(index, 0, int((1000 + seconds) * _SECOND))])
 
 
 def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:

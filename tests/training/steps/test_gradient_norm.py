@@ -63,7 +63,7 @@ def _sampled(norm: LocalGradientNorm, index: int, backward: Any, duration_ns: in
     record = StepRecord(index, 0, duration_ns)
     norm.step_began(index)
     backward()
-    norm.step_ended(record)
+    norm.steps_ended([record])
     return record
 
 
@@ -83,7 +83,7 @@ def test_sampled_steps_alone_carry_hooks_and_the_first_none(monkeypatch: pytest.
         model.zero_grad()
         backward()
         record = StepRecord(index, 0, 10)
-        norm.step_ended(record)
+        norm.steps_ended([record])
         assert record.figures == ({"local_grad_norm": pytest.approx(5.0)} if index in {3, 9} else {})
         assert not model.weight._post_accumulate_grad_hooks
     norm.close()

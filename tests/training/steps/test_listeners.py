@@ -20,8 +20,8 @@ class _Remembering:
     def step_began(self, index: int) -> None:
         self._called(f"began {index}")
 
-    def step_ended(self, record: StepRecord) -> None:
-        self._called(f"ended {record.index}")
+    def steps_ended(self, records: list[StepRecord]) -> None:
+        self._called(f"ended {records[0].index}")
 
     def close(self) -> None:
         self._called("closed")
@@ -38,7 +38,7 @@ def test_one_that_fails_is_left_out_with_one_warning(caplog: pytest.LogCaptureFi
     listeners = StepListeners([failing, well])
     for index in range(3):
         listeners.step_began(index)
-        listeners.step_ended(StepRecord(index, 0))
+        listeners.steps_ended([StepRecord(index, 0)])
     listeners.close()
     assert well.calls == ["began 0", "ended 0", "began 1", "ended 1", "began 2", "ended 2", "closed"]
     assert failing.calls[-1].startswith(fails_in)
@@ -52,10 +52,10 @@ def test_pauses_of_the_garbage_collector_are_counted_with_their_step() -> None:
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        pauses.step_ended(StepRecord(0, 0))
-        pauses.step_ended(quiet)
+        pauses.steps_ended([StepRecord(0, 0)])
+        pauses.steps_ended([quiet])
         gc.collect()
-        pauses.step_ended(busy)
+        pauses.steps_ended([busy])
     finally:
         pauses.close()
         if was_enabled:

@@ -36,7 +36,7 @@ def _step(scaler: Any, factor: float = 1.0, num_optimizers: int = 1) -> None:
 
 def _ended(loss_scale: LossScaleFigures, **figures: float) -> StepRecord:
     record = StepRecord(0, 0, figures=dict(figures))
-    loss_scale.step_ended(record)
+    loss_scale.steps_ended([record])
     return record
 
 
@@ -61,7 +61,7 @@ def test_on_a_gpu_it_is_deferred() -> None:
     loss_scale = LossScaleFigures(DeviceScalarReader(device))
     try:
         _step(scaler)
-        assert loss_scale._figures == {"loss_scale": 1024.0, "overflow": 0}
+        assert _ended(loss_scale).figures == {"loss_scale": 1024.0, "overflow": 0}
         device.hold(scaler._scale)
         _step(scaler, float("inf"), num_optimizers=2)
         record = _ended(loss_scale)

@@ -58,7 +58,7 @@ def test_every_way_to_save_is_a_checkpoint(checkpoints: _Checkpoints, tmp_path: 
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict_saver import save as imported_by_name
 
-    checkpoints.watch.step_ended(StepRecord(0, 0))
+    checkpoints.watch.look()
     torch.save({}, tmp_path / "a")
     torch.serialization.save({}, tmp_path / "b")
     dcp.save({"weight": torch.ones(2)}, checkpoint_id=tmp_path / "c", no_dist=True)  # type: ignore[attr-defined]
@@ -150,7 +150,7 @@ class _Loop:
     def end_step(self, **phases: int) -> float | None:
         """Seconds of the evaluations of the step that ends, None without one."""
         record = StepRecord(0, 0, 1, phases=phases)
-        self.watch.step_ended(record)
+        self.watch.steps_ended([record])
         found = record.phases.get("evaluation")
         return None if found is None else found / 1e9
 
@@ -236,7 +236,7 @@ def test_a_checkpoint_inside_of_an_evaluation_is_no_part_of_it(loop: _Loop, is_n
     loop.model.train()
     if is_named:
         record.add_phase("validation", (began, loop.clock.now()))
-    loop.watch.step_ended(record)
+    loop.watch.steps_ended([record])
     name = "validation" if is_named else "evaluation"
     assert record.phases.keys() == {name, "forward", "checkpoint"}
     assert record.phases[name] == _SECONDS * 1e9

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,8 @@ class _Seen:
         self.settled: list[tuple[int, dict[str, int | float]]] = []
         self.is_closed = False
 
-    def step_settled(self, record: StepRecord) -> None:
-        self.settled.append((record.index, dict(record.figures)))
+    def steps_settled(self, records: Sequence[StepRecord]) -> None:
+        self.settled += [(record.index, dict(record.figures)) for record in records]
 
     def close(self) -> None:
         self.is_closed = True
@@ -91,7 +92,7 @@ def test_a_gpu_far_behind_does_not_hold_lines_for_ever() -> None:
 def test_tensors_of_the_training_loop_are_in_the_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     device = FakeDevice()
     with stepscope.profile("r", tmp_path, stepscope.every(100)) as prof:
-        prof._figures = StepScalarReader(DeviceScalarReader(device))
+        prof._log._figures = StepScalarReader(DeviceScalarReader(device))
         prof.step(loss=device.hold(torch.tensor(2.5)), tokens=8)
         prof.step(loss=device.hold(torch.tensor(float("nan"))), grad_norm=device.hold(torch.tensor(3)), tokens=8)
         prof.step(loss=1.0)

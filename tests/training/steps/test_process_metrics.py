@@ -25,7 +25,7 @@ _STATS = {  # the shape of torch.cuda.memory_stats_as_nested_dict()
 
 def _figures(memory: MemoryFigures, at_ms: int, **given: float) -> dict[str, int | float]:
     record = StepRecord(0, 0, 10**18 + at_ms * _MS, figures={**given})
-    memory.step_ended(record)
+    memory.steps_ended([record])
     return record.figures
 
 
@@ -92,7 +92,8 @@ class _Handler:
 
 def _compiled(compilations: Compilations) -> tuple[int, int]:
     record = StepRecord(0, 0, 1)
-    compilations.step_ended(record)
+    compilations.steps_ended([record])
+    compilations.look()
     return record.num_compilations, record.compile_ns
 
 

@@ -6,8 +6,10 @@ import threading
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from stepscope.training.steps.run_delay import RunDelay
+from stepscope.training.steps.run_delay import RunDelay, divided
 from stepscope.training.steps.telemetry import StepRecord
 
 
@@ -30,10 +32,10 @@ def tasks(tmp_path: Path) -> _Tasks:
     return _Tasks(tmp_path)
 
 
-def _delay_ns(delay: RunDelay, export_ns: int = 0) -> int | None:
-    record = StepRecord(0, 0, 1, export_ns=export_ns)
-    delay.step_began(0)
-    delay.step_ended(record)
+def _delay_ns(delay: RunDelay) -> int | None:
+    record = StepRecord(0, 0, 1)
+    delay.read(0)
+    delay.add_to([record])
     return record.run_delay_ns
 
 
@@ -65,8 +67,9 @@ def test_autograd_s_threads_count_once_they_are_found_and_while_they_work(tasks:
 
 def test_a_capture_between_two_steps_is_in_neither(tasks: _Tasks) -> None:
     delay = RunDelay(tasks.folder)
-    assert _delay_ns(delay, export_ns=5) == 0
+    assert _delay_ns(delay) == 0
     tasks.write(tasks.own, "python", 200, 500)
+    delay.skip()
     assert _delay_ns(delay) == 0
 
 
@@ -101,3 +104,36 @@ def test_this_kernel_tells() -> None:
     assert (_delay_ns(delay) or 0) >= 0
     delay.close()
     assert _delay_ns(delay) is None
+
+
+def test_steps_that_share_a_reading_share_it_by_their_durations(tasks: _Tasks) -> None:
+    delay = RunDelay(tasks.folder)
+    records = [StepRecord(index, 0, duration_ns) for index, duration_ns in enumerate((30, 10, 20, 5, 0))]
+    tasks.write(tasks.own, "python", 200, 50)
+    delay.read(1)
+    tasks.write(tasks.own, "python", 200, 60)
+    delay.read(2)
+    tasks.write(tasks.own, "python", 200, 67)
+    delay.read(4)
+    delay.add_to(records)
+    assert [record.run_delay_ns for record in records] == [30, 10, 10, 7, 0]
+
+
+def test_of_steps_that_others_have_taken_or_that_are_not_read_it_is_unknown(tasks: _Tasks) -> None:
+    delay = RunDelay(tasks.folder)
+    delay.read(3)  # of steps that have their records
+    tasks.write(tasks.own, "python", 200, 30)
+    delay.read(5)
+    records = [StepRecord(index, 0, 10) for index in (4, 5, 6)]
+    delay.add_to(records)
+    assert [record.run_delay_ns for record in records] == [10, 10, None]
+
+
+@given(st.integers(0, 2**62), st.lists(st.integers(0, 2**40), min_size=1, max_size=50))
+def test_shares_add_up_and_are_in_proportion(total: int, sizes: list[int]) -> None:
+    shares = divided(total, sizes)
+    assert sum(shares) == total
+    assert all(share >= 0 for share in shares)
+    for share, size in zip(shares, sizes, strict=True):
+        exact = total * size / sum(sizes) if sum(sizes) else total / len(sizes)
+        assert share == pytest.approx(exact, rel=1e-9, abs=1.01)

@@ -10,17 +10,26 @@ from typing import Any
 
 import pytest
 
-from stepscope.core.loader_waits import Instant, duration_ns
-from stepscope.training.steps.spans import DataSpans, SpanRecorder, wrap_data
+from stepscope.core.loader_waits import duration_ns
+from stepscope.training.steps.scalars import DeviceScalarReader, StepScalarReader
+from stepscope.training.steps.spans import DataSpans, OpenSpans, SpanRecorder, wrap_data
+from stepscope.training.steps.step_log import StepLog
 
-_waits: list[int] = []
-_RECORDER = SpanRecorder(
-    lambda _: None,
-    lambda _: None,
-    lambda: Instant(time.monotonic_ns()),
-    lambda wait: _waits.append(duration_ns([wait])),
-    lambda *_: None,
-)
+_LOG = StepLog(lambda: None, StepScalarReader(DeviceScalarReader()))
+_RECORDER = SpanRecorder(OpenSpans(lambda _: None), _LOG)
+
+
+@pytest.fixture(autouse=True)
+def _begun() -> None:
+    _LOG.begin(0)
+    _waits()
+
+
+def _waits() -> list[int]:
+    """Nanoseconds that were waited for data."""
+    _LOG.end_step({})
+    (record,) = _LOG.take()
+    return [duration_ns([wait]) for wait in record.data_waits]
 
 
 def _wrapped(loader: Any) -> Any:
@@ -42,9 +51,8 @@ def test_an_iterator_stays_an_iterator() -> None:
 
 
 def test_every_wait_is_counted() -> None:
-    _waits.clear()
     assert list(_wrapped([1, 2])) == [1, 2]
-    assert len(_waits) == 4  # of which one is that for the iterator
+    assert len(_waits()) == 4  # of which one is that for the iterator
 
 
 def test_beginning_an_iteration_is_a_wait_like_any_other() -> None:
@@ -53,9 +61,8 @@ def test_beginning_an_iteration_is_a_wait_like_any_other() -> None:
             time.sleep(0.05)
             return iter([1])
 
-    _waits.clear()
     assert list(_wrapped(SlowToBegin())) == [1]
-    assert _waits[0] >= 50e6
+    assert _waits()[0] >= 50e6
 
 
 def test_what_fails_in_the_beginning_passes_unchanged_and_is_counted() -> None:
@@ -63,10 +70,9 @@ def test_what_fails_in_the_beginning_passes_unchanged_and_is_counted() -> None:
         def __iter__(self) -> Iterator[int]:
             raise LookupError("mine")
 
-    _waits.clear()
     with pytest.raises(LookupError, match="mine"):
         list(_wrapped(NotBegun()))
-    assert len(_waits) == 1
+    assert len(_waits()) == 1
 
 
 def test_a_list_has_its_length_and_items() -> None:

@@ -115,31 +115,31 @@ def test_what_cannot_be_written_is_told_to_the_one_who_adds(tmp_path: Path, monk
 def test_unprofiled_step_is_the_median_before_the_capture_without_the_first_step() -> None:
     times = UnprofiledStepTime()
     for index, milliseconds in enumerate((900, 10, 12, 11)):
-        times.add(_record(index, milliseconds))
-    times.add(_record(4, 500, "warmup"))
-    times.add(_record(5, 50, "active"))
-    times.add(_record(6, 400))
-    times.add(_record(7, 20))
+        times.steps_ended([_record(index, milliseconds)])
+    times.steps_ended([_record(4, 500, "warmup")])
+    times.steps_ended([_record(5, 50, "active")])
+    times.steps_ended([_record(6, 400)])
+    times.steps_ended([_record(7, 20)])
     assert times.unprofiled_step_ms() == 11
 
 
 def test_unprofiled_step_comes_from_after_the_capture_when_none_was_before() -> None:
     times = UnprofiledStepTime()
     assert times.unprofiled_step_ms() is None
-    times.add(_record(0, 900))
-    times.add(_record(1, 500, "warmup"))
-    times.add(_record(2, 50, "active"))
-    times.add(_record(3, 400))  # waits for the other ranks' export
-    times.add(_record(4, 20))
+    times.steps_ended([_record(0, 900)])
+    times.steps_ended([_record(1, 500, "warmup")])
+    times.steps_ended([_record(2, 50, "active")])
+    times.steps_ended([_record(3, 400)])  # waits for the other ranks' export
+    times.steps_ended([_record(4, 20)])
     assert times.unprofiled_step_ms() == 20
 
 
 @given(st.lists(st.floats(0.001, 1e5), min_size=1, max_size=30))
 def test_unprofiled_step_lies_between_the_fastest_and_the_slowest(durations: list[float]) -> None:
     times = UnprofiledStepTime()
-    times.add(_record(0, 1e9))
+    times.steps_ended([_record(0, 1e9)])
     for index, milliseconds in enumerate(durations, start=1):
-        times.add(_record(index, milliseconds))
+        times.steps_ended([_record(index, milliseconds)])
     found = times.unprofiled_step_ms()
     assert found is not None
     assert min(durations) - 1e-5 <= found <= max(durations)

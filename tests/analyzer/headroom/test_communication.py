@@ -1,0 +1,93 @@
+"""Communication that can be avoided is found by its mechanism, and its gain is that of the job without it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.labelled_runs.score import KEPT, truth_of
+from stepscope.analyzer.headroom.knobs import TORCH_KNOBS
+from stepscope.analyzer.summaries import JobContext
+from stepscope.core.documents.analysis import Analysis, Headroom
+from stepscope.core.documents.training_settings import BackwardSettings, TrainingSettings
+from stepscope.core.vocabulary import Cause, Change
+from stepscope.workflow.analyze import analyze
+from tests.analyzer.headroom.exchanges import Exchange, run
+from tests.analyzer.readings import analyse
+
+ACCUMULATING = Exchange(buckets=(1_000_000, 200_000), passes=4, reducing=4)
+SMALL = Exchange(buckets=(1_000, 20_000, 1_000, 1_000, 1_000, 20_000), compute=50, latency=2_000)
+
+
+def analysis_of(job: Exchange, settings: TrainingSettings | None = None) -> Analysis:
+    traces, _ = run(job)
+    return analyse(*traces, context=JobContext(settings=settings))
+
+
+def step_after(analysis: Analysis, change: Change) -> float | None:
+    """Predicted step after a change, of the fix or the headroom; None where it is not advised."""
+    verdict = analysis.verdict
+    if verdict.fix is not None and verdict.fix.action == TORCH_KNOBS[change]:
+        return verdict.fix.step_ms
+    return next((row.step_ms for row in verdict.headroom if row.change is change), None)
+
+
+@pytest.mark.parametrize("passes", [2, 3, 4, 8])
+def test_gradients_reduced_in_every_pass_gain_what_reducing_them_once_does(passes: int) -> None:
+    job = replace(ACCUMULATING, passes=passes, reducing=passes)
+    expected = run(replace(job, reducing=1))[1]
+    assert step_after(analysis_of(job), Change.NO_SYNC) == pytest.approx(expected, rel=0.02)
+
+
+def test_gradients_reduced_once_are_not_avoidable() -> None:
+    assert step_after(analysis_of(replace(ACCUMULATING, reducing=1)), Change.NO_SYNC) is None
+
+
+def test_buckets_of_equal_sizes_are_not_several_passes() -> None:
+    job = Exchange(buckets=(1_000_000,) * 4)
+    assert step_after(analysis_of(job), Change.NO_SYNC) is None
+    assert step_after(analysis_of(replace(job, forwards="once")), Change.NO_SYNC) is None
+
+
+def test_without_marked_passes_their_number_must_be_in_the_settings() -> None:
+    job = replace(ACCUMULATING, forwards="none")
+    assert step_after(analysis_of(job), Change.NO_SYNC) is None
+    settings = TrainingSettings(backward=BackwardSettings(passes=4, synchronized_passes=4))
+    expected = run(replace(job, reducing=1))[1]
+    assert step_after(analysis_of(job, settings), Change.NO_SYNC) == pytest.approx(expected, rel=0.1)
+
+
+def test_an_update_after_each_pass_needs_each_reduction() -> None:
+    assert step_after(analysis_of(replace(ACCUMULATING, updates_each=True)), Change.NO_SYNC) is None
+
+
+def test_small_buckets_gain_what_one_bucket_does() -> None:
+    expected = run(replace(SMALL, buckets=(sum(SMALL.buckets),), compute=6 * SMALL.compute, copies=6 * SMALL.copies))[1]
+    after = step_after(analysis_of(SMALL), Change.LARGER_BUCKETS)
+    if after is None:  # the last reduction of a pass hides all others
+        after = analysis_of(SMALL).job.step_ms
+    assert after == pytest.approx(expected, rel=0.05)
+
+
+def test_a_search_for_unused_parameters_gains_its_time_where_all_are_used() -> None:
+    job = Exchange(buckets=(100_000, 100_000), searches=1_500)
+    expected = run(replace(job, searches=0))[1]
+    assert step_after(analysis_of(job), Change.UNUSED_PARAMETERS) == pytest.approx(expected, rel=0.02)
+    assert step_after(analysis_of(replace(job, unused=1)), Change.UNUSED_PARAMETERS) is None
+
+
+def test_the_change_is_the_fix_of_a_job_that_communicates_too_much() -> None:
+    run_folder = KEPT / "cpu" / "ddp_reduces_often"
+    verdict = analyze([str(run_folder)], keep=False).analysis.verdict
+    truth = truth_of(run_folder)
+    assert verdict.cause is Cause.COMMUNICATION
+    assert verdict.fix is not None
+    assert "no_sync" in verdict.fix.action == verdict.actions[0]
+    assert 1 - 1 / (verdict.fix.speedup or 1) == pytest.approx(1 - truth["fixed_ms"] / truth["bare_ms"], abs=0.03)
+
+
+@pytest.mark.parametrize("name", ["ddp_plain", "trainer_plain_ranks", "fsdp_plain"])
+def test_healthy_ranks_have_no_headroom_of_communication(name: str) -> None:
+    rows: list[Headroom] = analyze([str(KEPT / "cpu" / name)], keep=False).analysis.verdict.headroom
+    assert rows == []
