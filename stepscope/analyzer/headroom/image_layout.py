@@ -55,7 +55,7 @@ def channels_last(step: StepModel, _facts: JobFacts) -> Changed | None:
             last_flops += one.sizes.flops
         else:
             first_flops += one.sizes.flops
-        after = Span(*sorted(min(time, now_ns) for time in (last, now_ns * last / first)))
+        after = Span(now_ns * last / first, now_ns * last / first)
         new |= dict.fromkeys(map(int, one.kernels), NO_TIME)
         new[int(one.kernels[np.argmax(step.most_ns[one.kernels])])] = after
     if last_flops >= first_flops or (not transposes_ns and Change.AUTOCAST not in step.done):
@@ -68,7 +68,7 @@ def channels_last(step: StepModel, _facts: JobFacts) -> Changed | None:
     if not new:
         return None
     why = f"{transposes_ns / 1e6:,.1f} ms per step in kernels that only change the layout of images"
-    return Changed(step.after(Change.CHANNELS_LAST, new), why, rates.error)
+    return Changed(step.after(Change.CHANNELS_LAST, new), why, _ERROR_RATIO * rates.error)
 
 
 def _ratio(step: StepModel, kernels: StepKernels, places: IntColumn) -> float | None:
@@ -110,6 +110,8 @@ def _permuting(step: StepModel, kernels: StepKernels) -> dict[int, Span]:
     return new
 
 
+_ERROR_RATIO = 1.5
+"""Error of the ratio of both layouts' times, relative to that of other rates: cuDNN's choices jump with sizes."""
 _TRANSPOSING = 0.6
 """Share of a kernel's time that one in order would take, below which it changes the order."""
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
-
-import numpy as np
 
 from stepscope.analyzer.headroom.rates import Convolution, KernelRates
 from stepscope.analyzer.headroom.step_kernels import StepKernels
@@ -73,6 +72,13 @@ class Filtering:
         known = [time for time in times if time is not None]
         return sum(known) if len(known) == len(times) else None
 
+    def converted_ns(self, rates: KernelRates, dtype: str, now_ns: float) -> float | None:
+        """Its time in another element type, by the ratio of measured times where its own is on tensor cores too."""
+        time_ns, own_ns = (self.time_ns(rates, one, "nchw") for one in (dtype, self.dtype))
+        if self.dtype == "float32" or time_ns is None or own_ns is None:
+            return time_ns
+        return now_ns * time_ns / own_ns
+
 
 def present_dtype(step: StepModel, recorded: str) -> str:
     """Element type in which matrices of a recorded type are multiplied after the changes so far."""
@@ -83,42 +89,49 @@ def present_dtype(step: StepModel, recorded: str) -> str:
 
 def products(step: StepModel) -> Iterator[Product]:
     """The matrix products of a step that still run."""
-    kernels = step.kernels
-    if kernels is None:
-        return
     here = step.is_there
-    found = [(places, sizes) for places in kernels.works() if (sizes := _product_sizes(kernels, places)) is not None]
-    tokens = {sizes[1] for places, sizes in found if kernels.by_main[places[0]]}
-    for places, (batch, m, n, k) in found:
-        main = _main(kernels, places, Family.MATMUL)
-        if main is None or not here[main]:
-            continue
-        dtype = present_dtype(step, kernels.dtype_of(main))
-        if dtype == "float32" and Change.TF32_PRODUCTS in step.done:
-            dtype = "tfloat32"
-        layout = "nt" if kernels.by_main[main] else ("tn" if k in tokens and m not in tokens else "nn")
-        yield Product(places, dtype, layout, batch, m, n, k)
+    for main, product in [] if step.kernels is None else _recorded_products(step.kernels):
+        if here[main]:
+            dtype = present_dtype(step, product.dtype)
+            if dtype == "float32" and Change.TF32_PRODUCTS in step.done:
+                dtype = "tfloat32"
+            yield product if dtype == product.dtype else replace(product, dtype=dtype)
 
 
 def convolutions(step: StepModel) -> Iterator[Filtering]:
     """The convolutions of a step that still run, forward and backward."""
-    kernels = step.kernels
-    if kernels is None:
-        return
     here = step.is_there
-    for places in kernels.works():
-        name, call = kernels.operator_of(int(places[0])), kernels.call_of(int(places[0]))
-        if call is None or not here[places].any():
-            continue
-        found = _filtering(name, call)
-        main = _main(kernels, places, Family.CONVOLUTION, Family.MATMUL)
-        if found is None or main is None:
-            continue
-        dtype = present_dtype(step, kernels.dtype_of(main))
-        if dtype == "float32" and Change.TF32_CONVOLUTIONS in step.done:
-            dtype = "tfloat32"
-        is_of_images = all(len(dims) != 4 or min(dims[2:]) > 1 for dims in call.dims[:2] if dims and dims[0])
-        yield Filtering(places, dtype, *found, is_of_images)
+    for main, one in [] if step.kernels is None else _recorded_convolutions(step.kernels):
+        if here[main]:
+            dtype = present_dtype(step, one.dtype)
+            if dtype == "float32" and Change.TF32_CONVOLUTIONS in step.done:
+                dtype = "tfloat32"
+            yield one if dtype == one.dtype else replace(one, dtype=dtype)
+
+
+@lru_cache(maxsize=2)
+def _recorded_products(kernels: StepKernels) -> list[tuple[int, Product]]:
+    """The products of a step as recorded, each with the position of its main kernel."""
+    mains = kernels.main_kernels(Family.MATMUL)
+    found = [(places, main, sizes) for places, main in mains if (sizes := _product_sizes(kernels, main)) is not None]
+    tokens = {sizes[1] for _, main, sizes in found if kernels.by_main[main]}
+    products = []
+    for places, main, (batch, m, n, k) in found:
+        layout = "nt" if kernels.by_main[main] else ("tn" if k in tokens and m not in tokens else "nn")
+        products.append((main, Product(places, kernels.dtype_of(main), layout, batch, m, n, k)))
+    return products
+
+
+@lru_cache(maxsize=2)
+def _recorded_convolutions(kernels: StepKernels) -> list[tuple[int, Filtering]]:
+    found = []
+    for places, main in kernels.main_kernels(Family.CONVOLUTION, Family.MATMUL):
+        name, call = kernels.operator_of(main), kernels.call_of(main)
+        sizes = None if call is None else _filtering(name, call)
+        if call is not None and sizes is not None:
+            is_of_images = all(len(dims) != 4 or min(dims[2:]) > 1 for dims in call.dims[:2] if dims and dims[0])
+            found.append((main, Filtering(places, kernels.dtype_of(main), *sizes, is_of_images)))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,29 +161,16 @@ class FusedAttention:
 
 
 def fused_attentions(step: StepModel) -> Iterator[FusedAttention]:
-    """The fused attentions of a step as it was recorded."""
-    kernels = step.kernels
-    if kernels is None:
-        return
-    here = step.is_there
-    for places in kernels.works():
-        main = _main(kernels, places, Family.ATTENTION)
-        call = kernels.call_of(int(places[0]))
-        if main is None or call is None or not here[main]:
-            continue
-        sizes = attention_sizes(kernels.operator_of(main), call)
-        if sizes is not None:
+    """The fused attentions of a step."""
+    here, kernels = step.is_there, step.kernels
+    for places, main in [] if kernels is None else kernels.main_kernels(Family.ATTENTION):
+        call = None if kernels is None or not here[main] else kernels.call_of(main)
+        sizes = None if kernels is None or call is None else attention_sizes(kernels.operator_of(main), call)
+        if kernels is not None and sizes is not None:
             yield FusedAttention(places, present_dtype(step, kernels.dtype_of(main)), sizes)
 
 
-def _main(kernels: StepKernels, places: IntColumn, *families: Family) -> int | None:
-    """The longest kernel of a call that does its arithmetic."""
-    own = places[np.isin(kernels.family[places], families) & (kernels.dtype[places] > 0)]
-    return int(own[np.argmax(kernels.duration_ns[own])]) if len(own) else None
-
-
-def _product_sizes(kernels: StepKernels, places: IntColumn) -> tuple[int, int, int, int] | None:
-    at = int(places[0])
+def _product_sizes(kernels: StepKernels, at: int) -> tuple[int, int, int, int] | None:
     arguments, call = _PRODUCTS.get(kernels.operator_of(at)), kernels.call_of(at)
     left, right = (None, None) if call is None or arguments is None else map(call.tensor, arguments)
     if not left or not right or len(left) < 2 or len(right) < 2 or left[-1] != right[-2]:

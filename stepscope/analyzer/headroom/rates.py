@@ -60,30 +60,60 @@ class Convolution(NamedTuple):
         return width * (self.batch * self.channels * self.size**2 + weight + self.outputs * self.filters)
 
 
+Key = tuple[str, ...]
+"""Kind of work: its name, element type, layout, mask or pass."""
+
+
+class _Reach(NamedTuple):
+    """How a cloud is read between its points.
+
+    Attributes:
+        num_points: nearest points that count; None for the corners of a cell, two in each direction.
+        steepness: exponent of the squared distance by which a point counts for less.
+        scale: of each size, how much a doubling sets two cases apart; () for all alike.
+    """
+
+    num_points: int | None = None
+    steepness: int = 1
+    scale: tuple[float, ...] = ()
+
+
+_REACHES: dict[Key, _Reach] = {
+    ("convolution", "dense"): _Reach(2, 2, (1.0, 1.0, 3.0, 1.0)),
+    ("convolution", "depthwise"): _Reach(1, 1, (1.0, 1.0, 2.0, 0.5)),
+}
+"""By kind of work, as leaves the smallest error where each measured case is predicted from the others. Libraries choose
+another algorithm for another window, so that convolutions are read from the nearest cases alone."""
+
+
 class _Cloud:
     """Measured cases of one kind of work: where each lies (logarithms of its sizes), and its share of the roofline."""
 
-    def __init__(self, places: Sequence[Sequence[float]], shares: Sequence[float]) -> None:
+    def __init__(self, places: Sequence[Sequence[float]], shares: Sequence[float], reach: _Reach) -> None:
         self._places, self._logs = np.array(places), np.log2(shares)
         self._low, self._high = self._places.min(axis=0), self._places.max(axis=0)
+        self._reach = reach
+        self._known: dict[tuple[float, ...], float] = {}
 
     def share(self, *sizes: float) -> float:
         """Share of the roofline for these sizes: geometric mean of the nearest points, weighted by their closeness.
 
         Beyond the measured sizes it is that of the largest or smallest.
         """
+        if sizes not in self._known:
+            self._known[sizes] = self._read(sizes)
+        return self._known[sizes]
+
+    def _read(self, sizes: tuple[float, ...]) -> float:
         at = np.clip(np.log2(np.maximum(sizes, 1.0)), self._low, self._high)
-        distance = ((self._places - at) ** 2).sum(axis=1)
-        nearest = np.argsort(distance, kind="stable")[: 2 ** len(at)]
-        weight = 1.0 / (distance[nearest] + _SAME_PLACE)
+        distance = (((self._places - at) * (self._reach.scale or 1.0)) ** 2).sum(axis=1)
+        nearest = np.argsort(distance, kind="stable")[: self._reach.num_points or 2 ** len(at)]
+        weight = 1.0 / (distance[nearest] + _SAME_PLACE) ** self._reach.steepness
         return float(2.0 ** ((weight * self._logs[nearest]).sum() / weight.sum()))
 
 
 _SAME_PLACE = 1e-3
 """Squared distance, in doublings, at which two cases are the same."""
-
-Key = tuple[str, ...]
-"""Kind of work: its name, element type, layout, mask or pass."""
 
 
 class KernelRates:
@@ -172,7 +202,7 @@ class KernelRates:
 
 def _cloud(*key: str) -> _Cloud | None:
     """Measured cases of a kind of work; kernels of both 16-bit types are alike where one alone was measured."""
-    table = measured()
+    table = measured(key[0])
     return table.get(key) or table.get(tuple("bfloat16" if word == "float16" else word for word in key))
 
 
@@ -217,20 +247,20 @@ def _roof_ns(gpu: GpuModel, flops: float, dtype: str, num_bytes: float) -> float
     return max(flops / peak * 1e9 if peak else 0.0, num_bytes / gpu.memory_bytes_per_second * 1e9)
 
 
-@lru_cache(maxsize=1)
-def measured() -> dict[Key, _Cloud]:
-    """The table by kind of work."""
+@lru_cache(maxsize=32)
+def measured(kind: str) -> dict[Key, _Cloud]:
+    """The part of the table of one kind of work, which a line begins with."""
     gpu = find_gpu(kernel_times_h200.GPU)
     if gpu is None:
         return {}
     places: dict[Key, list[tuple[float, ...]]] = defaultdict(list)
     shares: dict[Key, list[float]] = defaultdict(list)
-    for case in map(_read_line, kernel_times_h200.ROWS.splitlines()):
-        for key, place, work, dtype, us in case:
+    for line in kernel_times_h200.ROWS.splitlines():
+        for key, place, work, dtype, us in _read_line(line) if line.startswith(f"{kind} ") else ():
             if us > 0:
                 places[key].append(tuple(log2(max(size, 1.0)) for size in place))
                 shares[key].append(max(_roof_ns(gpu, work.flops, dtype, work.num_bytes), _START_NS) / (us * 1e3))
-    return {key: _Cloud(places[key], shares[key]) for key in places}
+    return {key: _Cloud(places[key], shares[key], _REACHES.get(key[:2], _Reach())) for key in places}
 
 
 class _Case(NamedTuple):

@@ -80,9 +80,10 @@ def _growth(step: StepModel, kernels: StepKernels, rates: KernelRates, times: in
     is_few = (blocks != NONE) & (blocks < rates.num_sms)
     growth[is_few] = np.maximum(blocks[is_few] * times / rates.num_sms, 1.0)
     sized = kernels.is_of(Family.POINTWISE, Family.COPY_LIKE) & ~np.isnan(kernels.num_bytes)
-    for at in np.flatnonzero(sized).tolist():
-        num_bytes = float(kernels.num_bytes[at])
-        growth[at] = min(growth[at], rates.elementwise_ns(times * num_bytes) / rates.elementwise_ns(num_bytes))
+    for num_bytes in np.unique(kernels.num_bytes[sized]).tolist():
+        alike = sized & (kernels.num_bytes == num_bytes)
+        ratio = rates.elementwise_ns(times * num_bytes) / rates.elementwise_ns(num_bytes)
+        growth[alike] = np.minimum(growth[alike], ratio)
     for one in products(step):
         larger = replace(one, k=times * one.k) if one.layout == "tn" else replace(one, m=times * one.m)
         now_ns, then_ns = one.time_ns(rates, one.dtype), larger.time_ns(rates, one.dtype)

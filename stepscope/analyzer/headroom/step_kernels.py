@@ -26,7 +26,7 @@ MAX_KERNELS = 40_000
 Flags = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class StepKernels:
     """Compute kernels of one step in order of their starts; one entry a kernel, nan and NONE are unknown.
 
@@ -89,10 +89,18 @@ class StepKernels:
         return DTYPES[int(self.dtype[at])]
 
     def works(self) -> list[IntColumn]:
-        """Positions of the kernels of each call of an operator, in order; those without a known one are left out."""
+        """Positions of the kernels of each call of an operator, by the call's number."""
         known = np.flatnonzero(self.work != NONE)
         order = known[np.argsort(self.work[known], kind="stable")]
         return np.split(order, np.flatnonzero(np.diff(self.work[order])) + 1) if len(order) else []
+
+    def main_kernels(self, *families: Family) -> list[tuple[IntColumn, int]]:
+        """Of each call that multiplies with kernels of some families: all its kernels, and the longest of those."""
+        own = np.flatnonzero(self.is_of(*families) & (self.dtype > 0) & (self.work != NONE))
+        longest = own[np.argsort(self.duration_ns[own], kind="stable")]
+        main = dict(zip(self.work[longest].tolist(), longest.tolist(), strict=True))  # the last one wins
+        works = self.works() if main else []
+        return [(works[work], main[work]) for work in sorted(main)]
 
 
 _parsed = lru_cache(maxsize=4096)(parse_call)

@@ -35,6 +35,9 @@ class Span(NamedTuple):
         return self.most - self.least <= 0.01 * max(self.most, 1e-9)
 
 
+BACKWARD_SHARE = 2 / 3
+"""Share of compute that is the backward pass, beside which gradients are reduced."""
+
 NO_TIME = Span(0.0, 0.0)
 
 
@@ -53,7 +56,8 @@ class StepModel:
         least_ns, most_ns: what each kernel takes after the changes so far, with the gap to the next; 0 if it is gone.
         added: what new kernels take, ms.
         exposed_ms: communication that no compute hides.
-        hidden_ms: communication that compute hides.
+        hidden_ms: communication that compute hides now; what shorter compute can no longer hide is exposed.
+        hides: share of the time of compute in which communication can run beside it.
         outside_ms: what the device's part takes longer now, such as gaps between kernels; it stays.
         replaced: which kernels stand for others, that a change put in their place.
         done: the changes so far.
@@ -71,6 +75,7 @@ class StepModel:
     added: Span = NO_TIME
     exposed_ms: Span = NO_TIME
     hidden_ms: float = 0.0
+    hides: float = 0.0
     outside_ms: Span = NO_TIME
     done: frozenset[Change] = frozenset()
 
@@ -90,7 +95,7 @@ class StepModel:
     def step_ms(self) -> Span:
         """The step after the changes so far."""
         ends = [
-            self.lost_ms + max(self._kept * host, compute + exposed + outside)
+            self.lost_ms + max(self._kept * host, compute + exposed + self._uncovered_ms(compute) + outside)
             for host in self.host_ms
             for compute, exposed, outside in zip(self.compute_ms, self.exposed_ms, self.outside_ms, strict=True)
         ]
@@ -99,8 +104,13 @@ class StepModel:
     @property
     def likely_ms(self) -> float:
         """The step after the changes so far, each part in the middle of what is known of it."""
-        device_ms = self.compute_ms.middle + self.exposed_ms.middle + self.outside_ms.middle
+        compute_ms = self.compute_ms.middle
+        device_ms = compute_ms + self.exposed_ms.middle + self._uncovered_ms(compute_ms) + self.outside_ms.middle
         return self.lost_ms + max(self._kept * self.host_ms.middle, device_ms)
+
+    def _uncovered_ms(self, compute_ms: float) -> float:
+        """Communication that is hidden now and would not be beside so little compute."""
+        return max(self.hidden_ms - self.hides * compute_ms, 0.0)
 
     @property
     def _kept(self) -> float:
@@ -148,8 +158,9 @@ def step_model(
     host = Span(0.0, running_ms) if host_ms is None else Span(*(min(end, running_ms) for end in host_ms))
     device_ms = min(compute_ms + exposed_ms, running_ms)
     scale = device_ms / (compute_ms + exposed_ms) if compute_ms + exposed_ms > 0 else 1.0
+    shown_ms = scale * compute_ms
     own_ns = np.zeros(0) if kernels is None else kernels.duration_ns + BETWEEN_KERNELS_NS
-    own_ns = own_ns * (scale * compute_ms * 1e6 / max(float(own_ns.sum()), 1.0))
+    own_ns = own_ns * (shown_ms * 1e6 / max(float(own_ns.sum()), 1.0))
     return StepModel(
         base_ms=base_ms,
         lost_ms=lost_ms,
@@ -161,6 +172,7 @@ def step_model(
         most_ns=own_ns.copy(),
         replaced=np.zeros(len(own_ns), np.bool_),
         exposed_ms=Span(exposed_ms * scale, exposed_ms * scale),
-        hidden_ms=hidden_ms,
+        hidden_ms=hidden_ms if shown_ms > 0 else 0.0,
+        hides=max(BACKWARD_SHARE, hidden_ms / shown_ms) if shown_ms > 0 else 0.0,
         outside_ms=NO_TIME if host.least >= running_ms else Span(running_ms - device_ms, running_ms - device_ms),
     )

@@ -71,7 +71,8 @@ def autocast(step: StepModel, facts: JobFacts) -> Changed | None:
             weights += one.n * one.k if one.layout == "nt" else (one.m * one.n if one.layout == "tn" else 0.0)
             activations += one.batch * one.m * one.k if one.layout == "nt" else 0.0
         else:
-            _replace(new, step, one.kernels, one.time_ns(rates, "bfloat16", "nchw"))
+            now = float(step.most_ns[one.kernels].sum())
+            _replace(new, step, one.kernels, one.converted_ns(rates, "bfloat16", now))
             weights += one.sizes.filters * one.sizes.channels / one.sizes.groups * one.sizes.window**2
     if not new:
         return None

@@ -69,6 +69,8 @@ class StepReplay:
         """Periods of all steps with only these losses kept: ms by step and set of losses."""
         parts = self._parts
         num_steps, num_ranks = parts.own_ms.shape
+        if num_ranks == 1 and not self._queues:  # nothing hides anything
+            return np.stack([self._one_after_another(losses) for losses in kept], axis=1)
         has = {loss: np.array([loss in losses for losses in kept])[:, None] for loss in parts.before}
         waits = has[HostLoss.DATA_WAIT]
         queues = {column: queue.replay(len(kept)) for column, queue in self._queues.items()}
@@ -97,6 +99,11 @@ class StepReplay:
             periods[row] = ends - latest
             latest = ends
         return periods
+
+    def _one_after_another(self, kept: Collection[HostLoss]) -> Floats:
+        """Periods of the only rank's steps."""
+        lost: Floats = sum((self._parts.before[loss] for loss in kept), start=np.zeros_like(self._parts.own_ms))
+        return (self._parts.own_ms + lost)[:, 0]
 
 
 def _parts(steps: JobSteps, held_up: Mapping[HostLoss, Floats], usual: np.typing.NDArray[np.bool_]) -> _Parts:

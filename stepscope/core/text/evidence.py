@@ -49,6 +49,7 @@ _MEANINGS_OF_REASONS = {
 
 _CLAUSES = {
     "share_with_overlap": "it takes {value} of training time with what it overlaps with",
+    "shared_with_another_cause": "{value} of training time is gained by either of two causes",
     "waiting_steps": "{value} of the steps wait for data",
     "spread_of_waits": "the waits vary by {value}",
     "period_of_waits": "a long wait every {value}",

@@ -79,9 +79,10 @@ class DeviceStep:
 def ask_how_far(steps: Sequence[DeviceStep]) -> None:
     """Find out which of some steps, in their order, the GPU has passed; a question costs it some microseconds.
 
-    A stream passes its marks in their order, so that of those at the end of one stream few are asked.
+    A stream passes its marks in their order, so that of those at the end of one stream few are asked. Not to be called
+    while a graph is captured.
     """
-    if not steps or is_capturing_graph():
+    if not steps:
         return
     first = next((n for n in range(len(steps), 0, -1) if steps[n - 1].end.stream != steps[-1].end.stream), 0)
     behind = len(steps)

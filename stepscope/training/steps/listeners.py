@@ -25,7 +25,7 @@ from stepscope.training.memory.snapshots import OutOfMemoryReporter, PeriodicMem
 from stepscope.training.run.context import RunContext
 from stepscope.training.settings.backward import ObservedBackward
 from stepscope.training.settings.observed import ObservedSettings
-from stepscope.training.steps.device_times import DeviceClock, ask_how_far
+from stepscope.training.steps.device_times import DeviceClock, ask_how_far, is_capturing_graph
 from stepscope.training.steps.exporters import StepExport, chosen_exporters
 from stepscope.training.steps.gradients import ClippedGradientNorm, LossScaleFigures
 from stepscope.training.steps.observed_phases import ObservedCheckpoints, ObservedEvaluations
@@ -297,11 +297,15 @@ class PendingSteps:
             self._listeners.close()
 
     def _settled(self, most: int) -> list[StepRecord]:
-        """The first that wait for nothing any more."""
+        """The first that wait for nothing any more; questions to the GPU would break the capture of a graph."""
         records: list[StepRecord] = []
-        waiting = self._waiting
-        ask_how_far([record.device for record in islice(waiting, most) if record.device is not None])
-        while waiting and (len(waiting) > _MAX_WAITING or (len(records) < most and waiting[0].is_settled)):
+        waiting, may_ask = self._waiting, not is_capturing_graph()
+        if may_ask:
+            ask_how_far([record.device for record in islice(waiting, most) if record.device is not None])
+        while waiting and (may_ask or waiting[0].device is None):
+            is_next = len(records) < most and waiting[0].is_settled
+            if not is_next and len(waiting) <= _MAX_WAITING:
+                break
             records.append(waiting.popleft())
         return records
 

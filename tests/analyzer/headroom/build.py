@@ -16,7 +16,7 @@ from stepscope.analyzer.roofline.kernel_costs import DTYPES
 from stepscope.analyzer.roofline.kernel_family import family_of
 from stepscope.analyzer.roofline.operator_cost import operator_cost
 from stepscope.core.hardware.gpu_catalogue import find_gpu
-from stepscope.trace.columns import NONE, IntColumn, Shapes
+from stepscope.trace.columns import IntColumn, Shapes
 from tests.dashboard import example_run
 
 BF16, FLOAT = "c10::BFloat16", "float"

@@ -105,3 +105,12 @@ def test_ranks_that_do_not_wait_for_each_other_keep_their_periods() -> None:
     steps = job_steps(records, {0: "a", 1: "a"})
     assert steps is not None
     assert training_time(steps, []).losses.rest_ms == pytest.approx(steps.period_ms)
+
+
+def test_losses_of_the_only_rank_add_up() -> None:
+    training = _training([Rank(save_ms=110.0, collects_ms=20.0)], None)
+    losses = training.losses
+    for loss in HostLoss:
+        assert losses.alone_ms[loss] == pytest.approx(losses.ms[loss], abs=1e-6)
+        assert losses.own_ms[loss] == pytest.approx(losses.ms[loss], abs=1e-6)
+    assert sum(losses.ms.values()) + losses.rest_ms == pytest.approx(training.steps.period_ms)

@@ -231,6 +231,24 @@ def test_while_a_graph_is_captured_the_gpu_is_asked_nothing(gpu: _Gpu, monkeypat
     ]  # fmt: skip
 
 
+def test_nor_for_the_times_of_steps_that_it_is_known_to_have_passed(gpu: _Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = _Clock()
+    written: list[StepRecord] = []
+    pending = PendingSteps([], written.append)
+    gpu.passes = False
+    pending.add(*(_end(clock, gpu, index, 10.0 * index) for index in range(5)))
+    gpu.passes = True
+    assert pending.add(most=2)
+    gpu.is_capturing = True
+    with monkeypatch.context() as capturing:
+        capturing.setattr(_Event, "elapsed_time", lambda *_: pytest.fail("a question breaks the capture"))
+        assert not pending.add(most=2)
+    gpu.is_capturing = False
+    assert [record.index for record in written] == [0, 1]
+    assert not pending.add(most=10)
+    assert [record.device_ns for record in written] == [None] + [10 * _MS] * 4
+
+
 def test_a_step_keeps_only_so_many_marks_and_the_time_of_them_all(gpu: _Gpu) -> None:
     clock, record = _Clock(), StepRecord(0, 0)
     for _ in range(MOST_INTERVALS + 5):
