@@ -95,6 +95,14 @@ class JobLosses(NamedTuple):
         """Share of training time of so many ms of each step."""
         return milliseconds / self.step_ms if self.step_ms > 0 else 0.0
 
+    @property
+    def shared_share(self) -> float:
+        """Share of training time that is gained without either of two causes: losses in wasted steps, and what queued
+        work would hide of others."""
+        hidden_ms = sum(max(loss.gain_ms + loss.kept_ms - loss.ms, 0.0) for loss in self.losses)
+        wasted = self.wasted_share * self.share(sum(loss.gain_ms for loss in self.losses))
+        return self.share(hidden_ms) + (wasted if self.wasted_share < 1 else 0.0)
+
     def useful_ms(self, milliseconds: float) -> float:
         """Training time for each step with a lasting update, if each step takes so long; all steps where none has."""
         return milliseconds / (1.0 - self.wasted_share) if self.wasted_share < 1 else milliseconds

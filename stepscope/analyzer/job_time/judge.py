@@ -170,7 +170,10 @@ class Judge:
             confidence=self._seen(None),
             summary=self._wasted_text(),
             ranks=[],
-            evidence=[Evidence("share_of_training_time", losses.wasted_share, "ratio", BOTTLENECK_THRESHOLD)],
+            evidence=[
+                Evidence("share_of_training_time", losses.wasted_share, "ratio", BOTTLENECK_THRESHOLD),
+                *self._shared(),
+            ],
             actions=action,
             secondary=self._secondary(None, has_wasted=False) if useful > 0 else [],
             bottleneck=True,
@@ -196,7 +199,7 @@ class Judge:
             confidence=self._confidence(loss),
             summary=f"{self._title(loss)}{where}: {self._cost(loss)}, {observed}{inferred}{self._overlap(loss)}",
             ranks=ranks,
-            evidence=[*self._shares(loss, ranks), *evidence],
+            evidence=[*self._shares(loss, ranks), *evidence, *self._shared()],
             actions=actions,
             secondary=self._secondary(loss),
             bottleneck=True,
@@ -215,6 +218,11 @@ class Judge:
             Evidence("share_of_training_time", alone, "ratio", ranks=ranks),
             Evidence("share_with_overlap", whole, "ratio", BOTTLENECK_THRESHOLD, ranks),
         ]
+
+    def _shared(self) -> list[Evidence]:
+        """How much of what two causes gain is the same time, where it is much."""
+        shared = self.losses.shared_share
+        return [Evidence("shared_with_another_cause", shared, "ratio")] if shared > SECONDARY_THRESHOLD else []
 
     def _no_bottleneck(self) -> Verdict:
         losses = self.losses

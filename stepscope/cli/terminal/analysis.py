@@ -8,6 +8,7 @@ from rich.table import Table
 from stepscope.cli.terminal.console import fit_names, print_hanging, report_console, report_table
 from stepscope.core.documents.analysis import Analysis, KernelTime, Pipeline
 from stepscope.core.text import wording
+from stepscope.core.text.evidence import unknown_kernels_words
 from stepscope.core.text.job_time import breakdown, goodput_line, headline, time_name
 from stepscope.core.text.numbers import counted, listed, short_kernel_name
 from stepscope.core.text.trace_quality import quality_lines
@@ -127,6 +128,8 @@ def print_kernels(console: Console, analysis: Analysis) -> None:
         code = finding.code.replace("_", " ")
         print_hanging(console, f"  - {code}, {finding.fraction:.1%} of the profiled time: {finding.message}")
         print_hanging(console, f"    > {finding.advice}")
+    if unknown := unknown_kernels_words(analysis.roofline.unknown):
+        print_hanging(console, f"  - {unknown}")
 
 
 _WIDE = 150

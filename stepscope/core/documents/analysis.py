@@ -309,7 +309,7 @@ CAUSE_OF_PART = {"garbage_collection": Cause.HOST_BOUND, "compilation": Cause.HO
 """Causes of the categories in `JobTime.breakdown` that are parts of a cause."""
 
 OVERLAPPING = "overlapping"
-"""Category in `JobTime.breakdown`: time that different ranks lose to different causes at once, so that to mend one of
+"""Category in `JobTime.breakdown`: time that is lost to several causes at once, so that to mend one of
 them gains none of it."""
 
 

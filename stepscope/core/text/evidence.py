@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from stepscope.core.documents.analysis import Analysis
+from stepscope.core.documents.analysis import Analysis, UnknownKernels
 from stepscope.core.text import numbers
 from stepscope.core.text.wording import SHOWN_FROM, is_on_cpu, metric_words, reason_words
 from stepscope.core.vocabulary import Cause, Evidence, Reason
@@ -49,6 +49,7 @@ _MEANINGS_OF_REASONS = {
 
 _CLAUSES = {
     "share_with_overlap": "it takes {value} of training time with what it overlaps with",
+    "shared_with_another_cause": "{value} of training time is gained by either of two causes",
     "waiting_steps": "{value} of the steps wait for data",
     "spread_of_waits": "the waits vary by {value}",
     "period_of_waits": "a long wait every {value}",
@@ -213,3 +214,15 @@ def _number(value: float, unit: str) -> str:
     if unit == "ms" and abs(value) >= _TENTHS_FROM:
         return f"{value:,.1f}"
     return f"<{_SMALLEST:g}" if 0 < value < _SMALLEST else numbers.significant(value)
+
+
+NOTABLE_UNKNOWN = 0.01
+"""Share of kernel time in kernels of unknown names from which on it is told."""
+
+
+def unknown_kernels_words(unknown: UnknownKernels | None) -> str:
+    """Text: kernels whose names nobody knows, with their share of kernel time; "" where it is small."""
+    if unknown is None or unknown.share < NOTABLE_UNKNOWN:
+        return ""
+    names = f" ({', '.join(numbers.short_kernel_name(name) for name in unknown.names)})" if unknown.names else ""
+    return f"{numbers.counted(unknown.count, 'kernel')} with unknown names: {unknown.share:.1%} of kernel time{names}"

@@ -183,7 +183,9 @@ def _evidence(analysis: Analysis) -> str:
         sentences.append(f"Each useful step costs {step_ms / (1.0 - wasted):,.1f} ms of training time.")
     overlapping = 0.0 if analysis.job_time is None else analysis.job_time.breakdown.get(OVERLAPPING, 0.0)
     if overlapping >= NOTABLE_OVERLAP:
-        sentences.append(f"{overlapping:.1%} more is lost to different causes on different ranks at once.")
+        sentences.append(
+            f"{overlapping:.1%} more is lost to several causes at once: without one of them, the others take it."
+        )
     before = next((row for row in breakdown(analysis) if row.cause is Cause.BEFORE_WINDOW), None)
     if before is not None and before.share >= NOTABLE_BEFORE_WINDOW:
         sentences.append(f"{before.share:.1%} is waiting for what began before the trace.")

@@ -21,6 +21,7 @@ _METRIC_TITLES = {
     "fraction_of_step": "Share of profiled time",
     "share_of_training_time": "Share of training time",
     "share_with_overlap": "Share of training time with what it overlaps with",
+    "shared_with_another_cause": "Gained by either of two causes",
     "waiting_steps": "Steps that wait for data",
     "slow_steps": "Slow steps",
     "longer_at_the_end": "Longer last fifth of the steps",
@@ -168,7 +169,7 @@ def cause_title_of_job(cause: Cause, job: AnalysedJob) -> str:
 def training_category_title(category: str, job: AnalysedJob) -> str:
     """A category of a job's training time as a title: 'Garbage collection', 'Data loading'."""
     if category == OVERLAPPING:
-        return "Several causes on different ranks at once"
+        return "Several causes at once"
     return cause_title_of_job(Cause(category), job) if category in frozenset(Cause) else _sentence(category)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stepscope.core.documents.analysis import Analysis, CopyTime, KernelFinding, KernelTime, Roofline
+from stepscope.core.text.evidence import unknown_kernels_words
 from stepscope.core.text.numbers import UNKNOWN, bandwidth, count, milliseconds, percent, short_kernel_name, size
 from stepscope.core.text.wording import category_words
 from stepscope.workflow.panels import elements as html
@@ -42,10 +43,11 @@ def kernels_panel(analysis: Analysis) -> html.Element | None:
     roofline = analysis.roofline
     if not roofline.kernels:
         return None
-    coverage = roofline.coverage
+    coverage, unknown = roofline.coverage, unknown_kernels_words(roofline.unknown)
     return html.panel(
         "Which kernels take the time, and what limits them?",
         _findings(roofline.findings),
+        html.tag("p", html.name(unknown), class_="ss-note") if unknown else None,
         html.tabs("kernels", _groupings(roofline, sum(rank.window_ms for rank in analysis.ranks))),
         key="kernels",
         note=(

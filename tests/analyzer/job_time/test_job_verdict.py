@@ -318,6 +318,8 @@ def test_evaluations_after_skipped_updates_are_evaluations() -> None:
     assert verdict.cause is Cause.EVALUATION
     assert verdict.share == pytest.approx(0.4, abs=0.04)
     assert "of training time are in wasted steps as well" in verdict.summary
+    shared = next(item for item in verdict.evidence if item.metric == "shared_with_another_cause")
+    assert 0.4 / 3 - 0.02 < shared.value < 0.2  # other losses are in wasted steps as well
     assert verdict.next is not None
     assert verdict.next.cause is Cause.WASTED_STEPS
     assert verdict.next.share == pytest.approx(1 / 3, abs=0.03)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from stepscope.analyzer.kernels.rank_kernels import NOT_KNOWN
 from stepscope.core.documents.analysis import Analysis, KernelTime
+from stepscope.core.text.evidence import unknown_kernels_words
 from stepscope.core.vocabulary import Cause, Reason, TimeCategory
 from stepscope.trace.columns import NONE, Category, KernelLaunch
 from tests.analyzer.build import AUTOGRAD, GEMM, TraceBuilder
@@ -217,3 +218,13 @@ def test_every_grouping_holds_the_ledgers_compute(kernels: list[tuple[str, int]]
         assert sum(kernel.ms for kernel in group) == pytest.approx(booked)
         assert sum(kernel.count for kernel in group) == len(kernels)
     assert all(0 <= finding.fraction <= 1 + 1e-9 for finding in roofline.findings)
+
+
+def test_kernels_that_nobody_knows_are_counted_with_their_share() -> None:
+    offsets = "cask_cudnn::computeOffsetsKernel(cask_cudnn::ComputeOffsetsParams)"
+    unknown = analyse(one_step((GEMM, 300), ("my_company_kernel_v2", 100), (offsets, 100))).roofline.unknown
+    assert unknown is not None
+    assert (unknown.count, unknown.names) == (1, ["my_company_kernel_v2"])
+    assert unknown.share == pytest.approx(0.2)
+    words = "1 kernel with unknown names: 20.0% of kernel time (my_company_kernel_v2)"
+    assert unknown_kernels_words(unknown) == words
