@@ -305,16 +305,21 @@ def _rest(
         of.pop(Cause.DEVICE_GAP, None)
         rest_ms -= contended_ms
     host = [cause for cause in HOST_CAUSES if cause in of]
+    is_replayed = light is not None and light.is_sound and not extra
+    if light is not None and is_replayed and Cause.COMMUNICATION in of:  # a profiler that makes ranks late adds waits
+        of[Cause.COMMUNICATION] = min(of[Cause.COMMUNICATION], light.saved(Removal.COLLECTIVES) * rest_ms)
     fixed_ms = sum(own for cause, own in of.items() if cause not in host)
     idle_ms = max(rest_ms - fixed_ms, 0.0)
     if fixed_ms > rest_ms > 0:
         of |= {cause: own * rest_ms / fixed_ms for cause, own in of.items() if cause not in host}
-    if light is not None and light.is_sound and not extra:
+    if light is not None and is_replayed:
         divided = _replayed_idle(training, of, idle_ms, rest_ms, light)
         copied_ms = of.pop(Cause.COPY, 0.0)
         saved_ms = light.saved(Removal.COPIES) * rest_ms
         kept_ms = max(copied_ms - saved_ms, 0.0)
         divided.append(Loss(Cause.COPY, copied_ms, basis=REPLAY, error=light.error, kept_ms=kept_ms))
+        communicated_ms = of.pop(Cause.COMMUNICATION, 0.0)
+        divided.append(Loss(Cause.COMMUNICATION, communicated_ms, basis=REPLAY, error=light.error))
     else:
         divided = [
             _with_hidden(training, loss, rest_ms, light) if loss.cause is Cause.HOST_BOUND else loss
