@@ -123,3 +123,16 @@ def test_small_buckets_on_gpus_gain_their_latency() -> None:
     expected = run_on_devices(one)[1] + 3 * 0.1  # the same copies into the bucket
     after = step_after(analyse(*run_on_devices(job)[0]), Change.LARGER_BUCKETS)
     assert after == pytest.approx(expected, rel=0.05)
+
+
+def test_gains_of_two_changes_are_not_added_up() -> None:
+    job = DeviceExchange(buckets=((1_000, 10_000), (1_080, 90_000), (1_000, 10_000)), compute=200, passes=4, reducing=4)
+    traces, before = run_on_devices(job)
+    verdict = analyse(*traces).verdict
+    alone = [verdict.fix.step_ms or before] if verdict.fix is not None else []
+    rows = [row for row in verdict.headroom if row.change in {Change.NO_SYNC, Change.LARGER_BUCKETS}]
+    gains = [before - step_ms for step_ms in [*alone, *(row.step_ms for row in rows)]]
+    once = run_on_devices(replace(job, reducing=1))[1]
+    assert len(gains) == 2
+    assert all(row.together_ms is None or row.together_ms >= before - sum(gains) for row in rows)
+    assert max(gains) == pytest.approx(before - once, rel=0.05)
