@@ -27,8 +27,12 @@ certain difference, two are."""
 RUN_DELAY = "run_delay"
 """Time that threads were ready to run and had no CPU: the machine's, not a figure of the code."""
 COLD_CACHES = 0.3
-"""Standard error of a step by others' work beside it, as a part of the time without a CPU: pairs of runs of the same
-code on two busy cores differ by less than twice that (benchmarks/accuracy/compare_pairs.py)."""
+MOST_COLD = 0.1
+PREEMPTED = 0.04
+"""Standard error of a step by others' work beside it: this part of the time without a CPU up to a tenth of the step, as
+what runs in between leaves caches cold, and a smaller part of all of that time, of which the kernel tells not all.
+Pairs of runs of the same code on two cores with two to nine busy processes differ by less than twice that
+(benchmarks/accuracy/compare_pairs.py)."""
 NOTABLE_DELAY = 0.02
 """Share of the step from which on the time without a CPU is not counted."""
 UNSCHEDULED = ("data_loading", "garbage_collection", "compilation", RUN_DELAY)
@@ -95,8 +99,9 @@ def error_of_machine_ms(sides: Sides, average: statistics.Average) -> float:
     time, so that it is all in doubt.
     """
     a, b = (float(np.mean([average(_delay(run)) for run in side])) for side in sides)
-    cold = COLD_CACHES * max(a, b)
-    return cold if is_machine_shared(sides) else math.hypot(b - a, cold)
+    step_ms = float(np.mean([average(undelayed_steps(run)) for run in sides[0]]))
+    error = min(COLD_CACHES * max(a, b), MOST_COLD * step_ms) + PREEMPTED * max(a, b)
+    return error if is_machine_shared(sides) else math.hypot(b - a, error)
 
 
 def mean_step(sides: Sides, *, assumed_spread: float) -> Effect:

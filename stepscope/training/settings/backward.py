@@ -200,12 +200,16 @@ class ObservedBackward:
         for patch in patches:
             patch.leave()
 
-    def _is_watched(self) -> bool:
-        return bool(self._patches) and threading.get_ident() == self._thread and os.getpid() == self._pid
+    def _is_watched(self, watch: int) -> bool:
+        """Whether the step of this number among the watched goes on; a patch that others have wrapped outlives it."""
+        is_on = bool(self._patches) and watch == self._num_watched
+        return is_on and threading.get_ident() == self._thread and os.getpid() == self._pid
 
     def _watching_backward(self, backward: Callable[..., Any]) -> Callable[..., Any]:
+        watch = self._num_watched
+
         def watching(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._is_watched():
+            if self._is_watched(watch):
                 try:
                     self._look(tensors, sys._getframe(1))
                 except Exception:  # of another torch; training must never be hurt
@@ -215,8 +219,10 @@ class ObservedBackward:
         return watching
 
     def _watching_autocast(self, enter: Callable[..., Any]) -> Callable[..., Any]:
+        watch = self._num_watched
+
         def watching(context: Any) -> Any:
-            if not self._is_compiling() and self._is_watched() and getattr(context, "_enabled", False):
+            if not self._is_compiling() and self._is_watched(watch) and getattr(context, "_enabled", False):
                 self._observed.autocast_seen(str(context.device), context.fast_dtype)
             return enter(context)
 

@@ -13,6 +13,8 @@ from stepscope.core.documents.analysis import Analysis, Headroom
 from stepscope.core.documents.training_settings import BackwardSettings, TrainingSettings
 from stepscope.core.vocabulary import Cause, Change
 from stepscope.workflow.analyze import analyze
+from tests.analyzer.headroom.device_exchanges import DeviceExchange
+from tests.analyzer.headroom.device_exchanges import run as run_on_devices
 from tests.analyzer.headroom.exchanges import Exchange, run
 from tests.analyzer.readings import analyse
 
@@ -91,3 +93,33 @@ def test_the_change_is_the_fix_of_a_job_that_communicates_too_much() -> None:
 def test_healthy_ranks_have_no_headroom_of_communication(name: str) -> None:
     rows: list[Headroom] = analyze([str(KEPT / "cpu" / name)], keep=False).analysis.verdict.headroom
     assert rows == []
+
+
+HIDDEN = DeviceExchange(buckets=((1_500, 1_000_000), (1_500, 1_000_000), (500, 300_000)), passes=4, reducing=4)
+EXPOSED = DeviceExchange(buckets=((3_000, 1_000_000), (900, 300_000)), compute=500, passes=4, reducing=4)
+
+
+@pytest.mark.parametrize("job", [HIDDEN, EXPOSED, replace(EXPOSED, passes=2, reducing=2, num_ranks=4)])
+def test_gpus_gain_what_reducing_once_does(job: DeviceExchange) -> None:
+    traces, before = run_on_devices(job)
+    expected = run_on_devices(replace(job, reducing=1))[1]
+    analysis = analyse(*traces)
+    after = step_after(analysis, Change.NO_SYNC)
+    if after is None:
+        assert expected > 0.94 * before  # 5% of a step are not listed
+    else:
+        assert after == pytest.approx(expected, rel=0.03)
+
+
+def test_gpus_that_reduce_once_are_advised_nothing() -> None:
+    traces, _ = run_on_devices(replace(EXPOSED, reducing=1))
+    assert step_after(analyse(*traces), Change.NO_SYNC) is None
+
+
+def test_small_buckets_on_gpus_gain_their_latency() -> None:
+    sizes = ((1_000, 10_000), (1_080, 90_000), (1_000, 10_000), (1_000, 10_000))
+    job = DeviceExchange(buckets=sizes, compute=200)
+    one = DeviceExchange(buckets=((1_110, 120_000),), compute=800, copies=100)
+    expected = run_on_devices(one)[1] + 3 * 0.1  # the same copies into the bucket
+    after = step_after(analyse(*run_on_devices(job)[0]), Change.LARGER_BUCKETS)
+    assert after == pytest.approx(expected, rel=0.05)

@@ -177,6 +177,26 @@ def _profiled(tmp_path: Path, **options: Any) -> TrainingSettings:
     return found  # type: ignore[return-value]
 
 
+def test_a_patch_that_others_have_wrapped_counts_no_pass_twice(
+    observed: ObservedSettings, watch: ObservedBackward
+) -> None:
+    model, images = _Images(), torch.randn(2, 3, 8, 8)
+    before = torch.autograd._engine_run_backward
+    watch.step_began(0)
+    ours = torch.autograd._engine_run_backward
+    torch.autograd._engine_run_backward = lambda *args, **kwargs: ours(*args, **kwargs)
+    try:
+        model(images).backward()
+        watch.steps_ended([_Step])
+        _step(watch, 5, images, model)
+    finally:
+        watch.close()
+        torch.autograd._engine_run_backward = before
+    backward = observed.read().backward
+    assert backward is not None
+    assert backward.passes == 1
+
+
 def test_compiled_code_is_not_compiled_again(observed: ObservedSettings, watch: ObservedBackward) -> None:
     from torch._dynamo.testing import CompileCounter
 
