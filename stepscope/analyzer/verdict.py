@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from stepscope.analyzer.blame.reasons import BOTTLENECK_THRESHOLD, VerdictInputs
-from stepscope.analyzer.blame.remedies import COSTS, COSTS_OF_REASON, COSTS_ON_CPU, actions_for, profiler_action
+from stepscope.analyzer.blame.remedies import COSTS, COSTS_ON_CPU, actions_for, profiler_action
 from stepscope.analyzer.blame.root_causes import Resampled
 from stepscope.analyzer.blame.unnamed_ranks import look_at
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, CAUSE_ORDER
@@ -40,6 +40,12 @@ GUESSED_CONFIDENCE = 0.5
 """Highest confidence in a cause that the traces suggest and do not show."""
 
 _NEVER_NAMED = HEALTHY_CAUSES | {Cause.UNEXPLAINED, Cause.BEFORE_WINDOW}
+
+_LIMITS = {
+    Cause.COMPUTE_BOUND: "arithmetic",
+    Cause.MEMORY_BOUND: "memory bandwidth",
+    Cause.LATENCY_BOUND: "kernels that leave most of the GPU empty",
+}
 
 
 def judge(rows: Sequence[RootCause], resampled: Resampled, inputs: VerdictInputs) -> Verdict:
@@ -120,7 +126,6 @@ def _healthy(
     resampled: Resampled,
     inputs: VerdictInputs,
 ) -> Verdict:
-    bound = "arithmetic" if row.cause is Cause.COMPUTE_BOUND else "memory bandwidth"
     mfu = "" if inputs.job.mfu is None else f" at {inputs.job.mfu:.0%} MFU"
     largest = f"; largest loss {losses[0].fraction:.1%} ({cause_of_job(losses[0].cause, inputs.job)})" if losses else ""
     faster = ", ".join(reason_words(reason) for reason in row.reasons)
@@ -133,7 +138,7 @@ def _healthy(
     if before is not None and before.fraction >= UNEXPLAINED_THRESHOLD:
         confidence = round(confidence * (1.0 - before.fraction), 3)
         largest += f"; {before.fraction:.1%} is waiting for what began before the trace{_where(before, inputs)}"
-    head = f"no bottleneck: {row.fraction:.1%} of profiled time is bound by {bound}{mfu}"
+    head = f"no bottleneck: {row.fraction:.1%} of profiled time is bound by {_LIMITS[row.cause]}{mfu}"
     if is_on_cpu(inputs.job):
         head = busy_on_cpu(row.fraction)
     return Verdict(
@@ -210,9 +215,8 @@ def _summary(row: RootCause, inputs: VerdictInputs) -> str:
     if row.cause is Cause.PIPELINE_BUBBLE and inputs.pipeline is not None:
         p = inputs.pipeline
         pipeline = f" ({counted(p.stages, 'stage')}, {counted(p.micro_batches, 'micro-batch')}, {p.schedule})"
-    by_reason = COSTS_OF_REASON.get(row.reasons[0]) if row.reasons else None
     on_cpu = COSTS_ON_CPU.get(row.cause) if is_on_cpu(inputs.job) else None
-    costs = by_reason or on_cpu or COSTS.get(row.cause) or f"{cause_phrase(row.cause)} takes"
+    costs = on_cpu or COSTS.get(row.cause) or f"{cause_phrase(row.cause)} takes"
     return f"{costs} {cost}{pipeline}{where}"
 
 

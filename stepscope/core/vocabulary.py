@@ -219,7 +219,7 @@ class Change(StrEnum):
     """FSDP units of a layer's size each, whose parameters are gathered ahead."""
 
 
-HEALTHY_CAUSES = frozenset({Cause.COMPUTE_BOUND, Cause.MEMORY_BOUND})
+HEALTHY_CAUSES = frozenset({Cause.COMPUTE_BOUND, Cause.MEMORY_BOUND, Cause.LATENCY_BOUND})
 """Causes that are the job's own work: a verdict names them only where no loss is large."""
 
 

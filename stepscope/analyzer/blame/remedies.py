@@ -336,16 +336,9 @@ COSTS: dict[Cause, str] = {
     Cause.CHECKPOINT: "saving checkpoints takes",
     Cause.COPY: "exposed copies take",
     Cause.DEVICE_GAP: "GPU launch gaps take",
-    Cause.LATENCY_BOUND: "kernels that leave most of the GPU empty take",
     Cause.PROFILER: "the profiler itself takes",
 }
 COSTS_ON_CPU: dict[Cause, str] = {
     Cause.HOST_BOUND: "Python and framework code between operators takes",
 }
 """Instead of those above for a job without a GPU."""
-
-COSTS_OF_REASON: dict[Reason, str] = {
-    Reason.SHORT_KERNELS: "kernels under 20 us, too short to fill the GPU, take",
-    Reason.FEW_BLOCKS: "kernels with too few blocks to fill the GPU take",
-}
-"""Instead of the cause's words where this is its first reason."""

@@ -28,6 +28,7 @@ class CapturedSteps:
         paused_ms: mean of a step's pauses inside kernels and before queued ones, of the rank with most.
         pageable_bytes: copied to pageable host memory in the whole capture, of the rank with most.
         without_blocking_ms: replayed step without blocking calls; None where not replayed.
+        without_straggler: the same without the straggler's delay, as a share of the captured step.
         is_one_clock: all ranks have the same time, and end a step together unless something holds one of them up.
     """
 
@@ -38,6 +39,7 @@ class CapturedSteps:
     paused_ms: float
     pageable_bytes: int
     without_blocking_ms: float | None
+    without_straggler: float | None = None
     is_one_clock: bool = False
 
     @property
@@ -58,6 +60,7 @@ def captured_steps(
     copies = [
         sum(copy.num_bytes for copy in view.kernel_sums.copies if copy.kind == _TO_PAGEABLE) for view in views.values()
     ]
+    straggler = next((gain for gain in what_if if gain.fix is Cause.STRAGGLER and gain.measured_step_ms), None)
     return CapturedSteps(
         index=next(iter(views.values())).window.index[:num].tolist(),
         step_ms=step_ms,
@@ -66,5 +69,6 @@ def captured_steps(
         paused_ms=max((floor.paused_ns for floor in floors), default=0) / 1e6,
         pageable_bytes=max(copies, default=0),
         without_blocking_ms=next((gain.step_ms for gain in what_if if gain.fix is Cause.SYNCHRONIZATION), None),
+        without_straggler=None if straggler is None else straggler.step_ms / straggler.measured_step_ms,
         is_one_clock=is_one_clock,
     )

@@ -32,10 +32,10 @@ HOST_CAUSES: tuple[Cause, ...] = (Cause.HOST_BOUND, Cause.SYNCHRONIZATION, Cause
 _LEFT_OUT = (Cause.DATA_LOADING, Cause.CHECKPOINT, Cause.PROFILER, Cause.BEFORE_WINDOW)
 """Known from the records of the steps, or no part of an unprofiled step."""
 
-_OWN_WORK: tuple[Cause, ...] = (Cause.COMPUTE_BOUND, Cause.MEMORY_BOUND, Cause.UNEXPLAINED)
-"""The job's own work; in a capture `unexplained` is mostly kernels with an unknown limit."""
-
 _DEVICE_WORK: tuple[Cause, ...] = (Cause.COMPUTE_BOUND, Cause.MEMORY_BOUND, Cause.LATENCY_BOUND)
+
+_OWN_WORK: tuple[Cause, ...] = (*_DEVICE_WORK, Cause.UNEXPLAINED)
+"""The job's own work; in a capture `unexplained` is mostly kernels with an unknown limit."""
 
 MAX_BEFORE_WINDOW = 0.1
 """Most of a captured step that may be waiting for what began before the trace, for the step to show the others."""
@@ -99,7 +99,8 @@ class JobLosses(NamedTuple):
     def shared_share(self) -> float:
         """Share of training time that is gained without either of two causes: losses in wasted steps, and what queued
         work would hide of others."""
-        hidden_ms = sum(max(loss.gain_ms + loss.kept_ms - loss.ms, 0.0) for loss in self.losses)
+        longer = [loss for loss in self.losses if loss.cause is not Cause.STRAGGLER]  # whose ms are a mean of ranks
+        hidden_ms = sum(max(loss.gain_ms + loss.kept_ms - loss.ms, 0.0) for loss in longer)
         wasted = self.wasted_share * self.share(sum(loss.gain_ms for loss in self.losses))
         return self.share(hidden_ms) + (wasted if self.wasted_share < 1 else 0.0)
 
@@ -156,7 +157,10 @@ def job_losses(
         longer_ms = _longer_ms(training, weight, training.slow.ordinary_ms)
         irregular_ms = min(longer_ms, max(left_ms - (floor_ms or 0.0), 0.0))
     rest_ms = max(left_ms - irregular_ms, 0.0)
-    rest = _rest(training, captures, rest_ms, light, late_cause, floor_ms=floor_ms or 0.0)
+    late_ms = 0.0  # of kernels of its own, which the floor holds: then only the captures tell it
+    if any(loss.recorded is HostLoss.LATENESS and loss.ms > _ROUNDING_MS for loss in recorded):
+        late_ms = _captured_mean(training, HostLoss.LATENESS)
+    rest = _rest(training, captures, rest_ms, light, late_cause, late_ms, floor_ms=floor_ms or 0.0)
     if irregular_ms and rest_ms:  # what a slow host makes irregular is gone with its cause
         rest, irregular_ms = _with_irregular(rest, irregular_ms, rest_ms)
     slow.append(Loss(Cause.UNEXPLAINED, irregular_ms, basis=BOUND))
@@ -274,6 +278,7 @@ def _rest(
     rest_ms: float,
     light: CalibratedSteps | None,
     late_cause: Cause | None,
+    late_ms: float,
     *,
     floor_ms: float,
 ) -> _Rest:
@@ -287,7 +292,7 @@ def _rest(
     cause_ms[CAUSE_CODE[Cause.HOST_BOUND]] = max(cause_ms[CAUSE_CODE[Cause.HOST_BOUND]] - collected, 0.0)
     if late_cause is not None:  # what makes a rank late is a loss of its own
         code = CAUSE_CODE[late_cause]
-        cause_ms[code] = max(cause_ms[code] - _captured_mean(training, HostLoss.LATENESS), 0.0)
+        cause_ms[code] = max(cause_ms[code] - late_ms, 0.0)
     captured_ms = float(cause_ms.sum())
     delayed_ms = 0.0 if captures[0].on_device else _captured_mean(training, HostLoss.RUN_DELAY)
     distortion = max(captured_ms - delayed_ms, 0.0) / rest_ms - 1.0 if rest_ms > 0 else None
@@ -327,6 +332,8 @@ def _rest(
         ]
     for cause in host:
         of.pop(cause)
+    if (delayed_ms := of.pop(Cause.STRAGGLER, 0.0)) > 0:
+        divided.append(_straggler(delayed_ms, rest_ms, captures))
     return _divided(of, [*extra, *divided], distortion)
 
 
@@ -349,7 +356,7 @@ def _late_cause(training: TrainingTime, captures: Sequence[CapturedSteps]) -> Ca
     cause_ms = _captured(training, captures, is_captured)
     if cause_ms is None or late_ms <= 0:
         return None
-    cause_ms[[CAUSE_CODE[cause] for cause in (*_LEFT_OUT, *_OWN_WORK, *_DEVICE_WORK)]] = 0.0
+    cause_ms[[CAUSE_CODE[cause] for cause in (*_LEFT_OUT, *_OWN_WORK)]] = 0.0
     code = int(cause_ms.argmax())
     return CAUSE_ORDER[code] if cause_ms[code] >= MOSTLY_LATE * late_ms else None
 
@@ -433,6 +440,13 @@ def _with_hidden(training: TrainingTime, loss: Loss, rest_ms: float, light: Cali
     hidden = hidden_ms(training, [*_HOST_STOPS, HostLoss.CHECKPOINT], queued_ms, light.floor_ms)
     least_ms, most_ms = (loss.ms if bound is None else bound for bound in (loss.least_ms, loss.most_ms))
     return replace(loss, alone_ms=loss.ms + hidden / 2, least_ms=least_ms, most_ms=most_ms + hidden)
+
+
+def _straggler(mean_ms: float, rest_ms: float, captures: Sequence[CapturedSteps]) -> Loss:
+    """The loss to a straggler: the mean wait of all ranks, the straggler's too, and by the replay what a step gains."""
+    without = [capture.without_straggler for capture in captures if capture.without_straggler is not None]
+    gain_ms = (1.0 - float(np.mean(without))) * rest_ms if without else 0.0
+    return Loss(Cause.STRAGGLER, mean_ms, alone_ms=gain_ms if gain_ms > mean_ms else None)
 
 
 def _divided(of: dict[Cause, float], losses: list[Loss], distortion: float | None) -> _Rest:

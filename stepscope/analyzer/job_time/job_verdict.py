@@ -110,14 +110,18 @@ def _by_trace(analysis: Analysis, capture: CapturedSteps) -> Analysis:
     is_known = verdict.cause is not Cause.INSUFFICIENT_EVIDENCE
     is_slow = is_known and verdict.cause not in HEALTHY_CAUSES
     is_slowed = verdict.cause in HOST_CAUSES and capture.on_device  # by the capture itself, nobody knows how much
+    fix = _replayed(analysis, verdict.cause, float(step_ms.mean()), verdict.actions) if is_slow else None
+    share = None if row is None else row.fraction
+    if verdict.cause is Cause.STRAGGLER and share is not None and fix is not None and fix.step_ms is not None:
+        share = max(share, 1.0 - fix.step_ms / float(step_ms.mean()))  # else a mean of the ranks, the straggler too
     return replace(
         analysis,
         verdict=replace(
             verdict,
             confidence=min(verdict.confidence, BOUND_CONFIDENCE) if is_slowed else verdict.confidence,
             bottleneck=is_slow if is_known else None,
-            share=None if row is None else row.fraction,
-            fix=_replayed(analysis, verdict.cause, float(step_ms.mean()), verdict.actions) if is_slow else None,
+            share=share,
+            fix=fix,
             next=NextCause(others[0].cause, others[0].fraction) if others else None,
         ),
         job_time=JobTime(

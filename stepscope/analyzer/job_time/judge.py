@@ -347,7 +347,8 @@ class Judge:
         if gain is None or not gain.measured_step_ms or row is None or not row.ms_per_step:
             return None
         recovered = min(max((gain.measured_step_ms - gain.step_ms) / row.ms_per_step, 0.0), 1.0)
-        return self._predicted(action, self.losses.step_ms - recovered * loss.ms, abs(gain.replay_error), REPLAY)
+        gain_ms = loss.gain_ms if loss.alone_ms is not None else recovered * loss.ms
+        return self._predicted(action, self.losses.step_ms - gain_ms, abs(gain.replay_error), REPLAY)
 
     def _next(self, named: Loss | None, *, has_wasted: bool = True) -> NextCause | None:
         """The largest other loss, also of wasted steps; one of the same cause only if its reasons are others."""
@@ -398,6 +399,8 @@ class Judge:
         wasted = self.losses.wasted_share * self.losses.share(loss.gain_ms)
         if wasted > SECONDARY_THRESHOLD and not self._overlap_ms(loss):
             return f"; {wasted:.1%} of training time are in wasted steps as well"
+        if loss.cause is Cause.STRAGGLER and loss.gain_ms > loss.ms:
+            return f"; the mean of all ranks, the straggler's too, is {self.losses.share(loss.ms):.1%}"
         if loss.gain_ms - loss.ms > SECONDARY_THRESHOLD * self.losses.step_ms:
             return f"; {loss.gain_ms - loss.ms:,.1f} ms of it by queued work that would hide other losses"
         if not self._overlap_ms(loss):

@@ -63,7 +63,8 @@ def test_long_kernels_of_few_blocks_have_a_reason_and_a_remedy_of_their_own(
     analysis = job(name, operator, duration=250, blocks=64)
     verdict = analysis.verdict
     assert (verdict.cause, verdict.reasons) == (Cause.LATENCY_BOUND, [Reason.FEW_BLOCKS])
-    assert verdict.summary.startswith("kernels with too few blocks to fill the GPU take 5")
+    assert verdict.summary.startswith("no bottleneck: 5")
+    assert "bound by kernels that leave most of the GPU empty" in verdict.summary
     assert remedy in verdict.actions[0]
     evidence = {item.metric: item.value for item in verdict.evidence}
     assert evidence["few_blocks_share"] == 1.0
@@ -77,7 +78,7 @@ def test_long_kernels_of_few_blocks_have_a_reason_and_a_remedy_of_their_own(
 def test_kernels_under_20_us_are_short() -> None:
     verdict = job("void add_kernel(float*)", ADD, duration=10, blocks=2000).verdict
     assert (verdict.cause, verdict.reasons) == (Cause.LATENCY_BOUND, [Reason.SHORT_KERNELS])
-    assert verdict.summary.startswith("kernels under 20 us, too short to fill the GPU, take 5")
+    assert verdict.summary.startswith("no bottleneck: 5")
     assert "fuse" in verdict.actions[0]
 
 
