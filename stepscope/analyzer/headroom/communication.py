@@ -489,5 +489,7 @@ def with_avoidable_communication(verdict: Verdict, rows: list[Headroom]) -> tupl
     fix = PredictedFix(
         best.action, step_ms, None if best.interval_ms else best.speedup, best.error, best.basis, best.interval_ms
     )
-    actions = [best.action, *(action for action in verdict.actions if action != best.action)]
-    return replace(verdict, fix=fix, actions=actions), [row for row in rows if row is not best]
+    actions = [best.action, *(action for action in verdict.actions if best.action not in action)]
+    head, look, files = verdict.summary.partition("; look at ")
+    summary = f"{head}; {best.why}{look}{files}"
+    return replace(verdict, fix=fix, actions=actions, summary=summary), [row for row in rows if row is not best]

@@ -86,6 +86,8 @@ def test_the_change_is_the_fix_of_a_job_that_communicates_too_much() -> None:
     assert verdict.cause is Cause.COMMUNICATION
     assert verdict.fix is not None
     assert "no_sync" in verdict.fix.action == verdict.actions[0]
+    assert not any("no_sync" in action for action in verdict.actions[1:])
+    assert "reduced in each of 4 micro-batches" in verdict.summary
     assert 1 - 1 / (verdict.fix.speedup or 1) == pytest.approx(1 - truth["fixed_ms"] / truth["bare_ms"], abs=0.03)
 
 
