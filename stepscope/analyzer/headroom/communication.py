@@ -40,7 +40,7 @@ BUCKET_BYTES = 100 * 2**20
 """Size of a bucket that is advised."""
 _LEAST_UNITS = 4
 """Of a model that are left when small ones are merged: each is gathered while another computes."""
-_LATENCY_PART = 0.5
+_LATENCY_PART = 0.3
 """Of a gather's time from which its unit is too small."""
 
 
@@ -103,10 +103,7 @@ class Exchange:
                     ordinals[call.step] += 1
                     took = int(base[begin + place]) if call.served_ns is None else call.served_ns
                     least[key] = min(least.get(key, (call.num_bytes, took)), (call.num_bytes, took))
-        hosts = {self.facts.views[rank].header.host_name for rank in self.first}
-        is_local = len(hosts) == 1 and hosts != {None}
-        slowest = changed.SLOWEST_LOCAL_NS_PER_BYTE if is_local else changed.SLOWEST_NS_PER_BYTE
-        return changed.fitted_cost([size for size, _ in least.values()], [took for _, took in least.values()], slowest)
+        return changed.fitted_cost([size for size, _ in least.values()], [took for _, took in least.values()])
 
     def ratio(self, scenario: Scenario) -> float:
         """Step of a scenario over that of the unchanged replay."""

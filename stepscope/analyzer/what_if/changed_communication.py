@@ -1,7 +1,7 @@
 """Scenarios of a replay with other communication: calls left out, merged into larger ones, or with fewer bytes.
 
 A transfer is a latency plus its bytes at a rate (Hockney, 1994). Both are fitted to the job's own calls where their
-sizes differ enough; else the latency is bounded by the slowest network there is.
+sizes differ enough; else the latency is what a slow network leaves of a call.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from stepscope.core.vocabulary import Cause
 _SPREAD_OF_SIZES = 4.0
 """Largest over smallest size from which a latency and a rate can be told apart."""
 
-SLOWEST_NS_PER_BYTE = 16.0
-"""Of an all-reduce over 1 Gbit/s Ethernet, whose ranks send and receive each byte twice at most."""
-SLOWEST_LOCAL_NS_PER_BYTE = 4.0
-"""The same between processes of one host: four ranks that share two busy cores take as long."""
+SLOWEST_NS_PER_BYTE = 4.0
+"""Of transfers between four processes on two busy cores, or over 10 Gbit/s Ethernet used by half."""
+MOST_LATENCY_NS = 10e6
+"""More is not claimed of calls of one size, which may go over a slower network."""
 
 
 class TransferCost(NamedTuple):
@@ -41,14 +41,8 @@ class TransferCost(NamedTuple):
         return self.latency_ns + self.ns_per_byte * num_bytes
 
 
-def fitted_cost(
-    num_bytes: Sequence[int], took_ns: Sequence[float], slowest_ns_per_byte: float = SLOWEST_NS_PER_BYTE
-) -> TransferCost | None:
-    """Cost of transfers from calls of one kind, with the least latency that they allow; None if none takes time.
-
-    Args:
-        slowest_ns_per_byte: of the slowest link that there may be, for calls of one size.
-    """
+def fitted_cost(num_bytes: Sequence[int], took_ns: Sequence[float]) -> TransferCost | None:
+    """Cost of transfers from calls of one kind, with the least latency that they allow; None if none takes time."""
     by_size: dict[int, list[float]] = defaultdict(list)
     for one, duration in zip(num_bytes, took_ns, strict=True):
         if one > 0 and duration > 0:
@@ -60,7 +54,7 @@ def fitted_cost(
     if sizes[-1] >= _SPREAD_OF_SIZES * sizes[0]:
         return _weighted_line(sizes, usual)
     size, took = float(sizes.mean()), float(usual.mean())
-    latency = max(took - slowest_ns_per_byte * size, 0.0)
+    latency = min(max(took - SLOWEST_NS_PER_BYTE * size, 0.0), MOST_LATENCY_NS)
     return TransferCost(latency, (took - latency) / size)
 
 

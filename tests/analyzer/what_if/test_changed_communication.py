@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.analyzer.what_if.changed_communication import SLOWEST_NS_PER_BYTE, fitted_cost
+from stepscope.analyzer.what_if.changed_communication import MOST_LATENCY_NS, SLOWEST_NS_PER_BYTE, fitted_cost
 
 LATENCIES = st.floats(0.0, 1e7)
 RATES = st.floats(0.001, 10.0)
@@ -27,7 +27,7 @@ def test_one_size_proves_only_what_the_slowest_network_leaves(size: int, took: f
     cost = fitted_cost([size] * 3, [took] * 3)
     assert cost is not None
     assert cost.of(size) == pytest.approx(took)
-    assert cost.latency_ns == pytest.approx(max(took - SLOWEST_NS_PER_BYTE * size, 0.0))
+    assert cost.latency_ns == pytest.approx(min(max(took - SLOWEST_NS_PER_BYTE * size, 0.0), MOST_LATENCY_NS))
 
 
 @given(st.lists(st.tuples(st.integers(1, 10**9), st.floats(1.0, 1e9)), min_size=1, max_size=10))
