@@ -26,6 +26,10 @@ _SPREAD_OF_SIZES = 4.0
 
 SLOWEST_NS_PER_BYTE = 4.0
 """Of transfers between four processes on two busy cores, or over 10 Gbit/s Ethernet used by half."""
+FASTEST_NS_PER_BYTE = 0.5
+"""Of the same on idle cores."""
+SMALL_BYTES = 2**20
+"""A call of fewer may be mostly latency; of larger ones of one size as little is claimed as is certain."""
 MOST_LATENCY_NS = 10e6
 """More is not claimed of calls of one size, which may go over a slower network."""
 
@@ -41,21 +45,25 @@ class TransferCost(NamedTuple):
         return self.latency_ns + self.ns_per_byte * num_bytes
 
 
-def fitted_cost(num_bytes: Sequence[int], took_ns: Sequence[float]) -> TransferCost | None:
-    """Cost of transfers from calls of one kind, with the least latency that they allow; None if none takes time."""
+def fitted_costs(num_bytes: Sequence[int], took_ns: Sequence[float]) -> list[TransferCost]:
+    """Cost of transfers from calls of one kind; several where it is not certain, first that of the least latency.
+
+    Empty if no call takes time.
+    """
     by_size: dict[int, list[float]] = defaultdict(list)
     for one, duration in zip(num_bytes, took_ns, strict=True):
         if one > 0 and duration > 0:
             by_size[one].append(duration)
     if not by_size:
-        return None
+        return []
     sizes = np.array(sorted(by_size), np.float64)
     usual = np.array([np.median(by_size[int(size)]) for size in sizes])
     if sizes[-1] >= _SPREAD_OF_SIZES * sizes[0]:
-        return _weighted_line(sizes, usual)
+        return [_weighted_line(sizes, usual)]
     size, took = float(sizes.mean()), float(usual.mean())
-    latency = min(max(took - SLOWEST_NS_PER_BYTE * size, 0.0), MOST_LATENCY_NS)
-    return TransferCost(latency, (took - latency) / size)
+    rates = [SLOWEST_NS_PER_BYTE, *([FASTEST_NS_PER_BYTE] if size < SMALL_BYTES else [])]
+    latencies = dict.fromkeys(min(max(took - rate * size, 0.0), MOST_LATENCY_NS) for rate in rates)
+    return [TransferCost(latency, (took - latency) / size) for latency in latencies]
 
 
 def _weighted_line(sizes: npt.NDArray[np.float64], took: npt.NDArray[np.float64]) -> TransferCost:
