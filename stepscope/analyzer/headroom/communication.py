@@ -432,7 +432,8 @@ def _layer_units(step: StepModel, facts: JobFacts) -> Changed | None:
         return None
     why = f"the parameters of {counted(layers, 'layer')} are gathered at once, before any of them computes"
     saving = Saving(1.0 - (exposed - left) / step.base_ms, why)
-    return _applied(Change.SHARDING_UNITS, saving, step, facts)
+    changed_step = _applied(Change.SHARDING_UNITS, saving, step, facts)
+    return None if changed_step is None else changed_step._replace(error=None, basis="model")
 
 
 _REPLAY_ERROR = 0.2
