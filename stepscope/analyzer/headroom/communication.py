@@ -496,9 +496,15 @@ def with_avoidable_communication(verdict: Verdict, rows: list[Headroom]) -> tupl
     best = max(own, key=lambda row: row.speedup, default=None)
     if best is None or 1.0 - 1.0 / best.speedup < _ANSWERING_GAIN * (verdict.share or 0.0):
         return verdict, rows
-    step_ms = None if best.interval_ms else best.step_ms
+    least, most = best.interval_ms or (best.step_ms, best.step_ms)
+    is_narrow = most - least <= 2 * (best.error or 0.0) * best.step_ms
     fix = PredictedFix(
-        best.action, step_ms, None if best.interval_ms else best.speedup, best.error, best.basis, best.interval_ms
+        best.action,
+        best.step_ms if is_narrow else None,
+        best.speedup if is_narrow else None,
+        best.error,
+        best.basis,
+        None if is_narrow else best.interval_ms,
     )
     actions = [best.action, *(action for action in verdict.actions if best.action not in action)]
     head, look, files = verdict.summary.partition("; look at ")
