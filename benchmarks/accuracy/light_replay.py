@@ -3,26 +3,44 @@
     python -m benchmarks.accuracy.light_replay FOLDER
 
 FOLDER holds light captures (NAME.json.gz) and truth.json: the ends of all steps of the process, which of them were
-captured, and the measured step with and without the fault. The cost of a call is fitted to the unprofiled steps just
-before the capture, and once more to every other one of them, to see how well it meets the rest.
+captured, and the measured step with and without the fault. Steps go through the function that `analyze` calibrates by:
+the cost of a call is fitted to the unprofiled steps just before the capture, and once more to every other one of them,
+to see how well it meets the rest. `noise` is the standard error of their mean, and `halves` how far the two halves of
+them are apart: no replay meets steps better than they meet themselves.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from stepscope.analyzer.job_time.calibrated_steps import RankCapture, calibrated_steps
 from stepscope.analyzer.what_if.light_capture import LightCapture
-from stepscope.analyzer.what_if.light_replay import LightReplay, Removal
+from stepscope.analyzer.what_if.light_replay import LightReplay
+from stepscope.core.documents.run_directory import Step
 from stepscope.trace.reading import read_ranks
 
 _UNSETTLED = 5
 """Steps of a process that are not compared with anything."""
-_NEIGHBOURS = 4
+
+
+def recorded_steps(truth: dict[str, Any]) -> list[Step]:
+    """The step records of a process: the one before the recording began and the first recorded one count as warm-up."""
+    first, stop = truth["first_captured"], truth["capture_ended_in"]
+    states = {index: "wait" if index < first - 1 else "active" for index in range(stop)} | {
+        first - 1: "warmup",
+        first: "warmup",
+    }
+    ends = list(pairwise(truth["step_ends_ns"]))[: stop - 1]
+    return [
+        Step(index, start, end, captured=states[index] == "active", state=states[index])
+        for index, (start, end) in enumerate(ends, 1)
+    ]
 
 
 def replayed(folder: Path, name: str, truth: dict[str, Any]) -> dict[str, float]:
@@ -30,20 +48,24 @@ def replayed(folder: Path, name: str, truth: dict[str, Any]) -> dict[str, float]
     ends = np.array(truth["step_ends_ns"])
     first, stop = truth["first_captured"], truth["capture_ended_in"]
     (trace,) = read_ranks(folder / f"{name}.json.gz")
-    capture = LightReplay([LightCapture(trace, ends[first:stop].tolist())])
+    steps = calibrated_steps([RankCapture(trace, recorded_steps(truth), first + 1)])
+    if steps is None:
+        return {}
     unprofiled = np.diff(ends)[_UNSETTLED - 1 : first - 2] / 1e6
-    neighbours_ms = truth.get("neighbours_ms") or float(unprofiled[-_NEIGHBOURS:].mean())
-    fit = capture.calibrated(neighbours_ms)
-    half = capture.calibrated(float(unprofiled[::2].mean()))
-    without = {removal.value: capture.replayed_ms(1e3 * fit.call_cost_us, removal) for removal in Removal}
+    halves = [float(unprofiled[part::2].mean()) for part in (0, 1)]
+    replay = LightReplay([LightCapture(trace, ends[first:stop].tolist())])
+    half = replay.calibrated(halves[0])
+    fit = steps.calibration
     return {
-        "captured": capture.step_ms,
+        "captured": replay.step_ms,
         "replay_error": fit.captured_error,
-        "unprofiled": neighbours_ms,
+        "unprofiled": steps.unprofiled_ms,
+        "noise_error": steps.noise,
         "cost_us": fit.call_cost_us,
         "fit_error": fit.error,
-        "held_out_error": half.step_ms / float(unprofiled[1::2].mean()) - 1,
-    } | without
+        "held_out_error": half.step_ms / halves[1] - 1,
+        "halves_error": halves[0] / halves[1] - 1,
+    } | {removal.value: steps.unprofiled_ms * (1 - steps.saved(removal)) for removal in steps.without}
 
 
 def main() -> None:

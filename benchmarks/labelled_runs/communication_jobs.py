@@ -156,7 +156,8 @@ def _fsdp_tuned(bench: Bench, change: str | None) -> Arm:
 def _cpu(
     name: str, what: str, make: Callable[[Bench, str | None], Arm], *changes: Change, is_tuned: bool = False
 ) -> Job:
-    return Job(name, what, arms(make), changes=changes, is_tuned=is_tuned, num_ranks=4)
+    losses = ("communication",)
+    return Job(name, what, arms(make), changes=changes, is_tuned=is_tuned, num_ranks=4, losses=losses)
 
 
 COMMUNICATION_JOBS: tuple[Job, ...] = (
@@ -235,7 +236,8 @@ def _llama_linear_units(bench: Bench, change: str | None) -> Arm:
 def _gpu(
     name: str, what: str, make: Callable[[Bench, str | None], Arm], *changes: Change, is_tuned: bool = False
 ) -> Job:
-    return Job(name, what, arms(make), changes=changes, is_tuned=is_tuned, num_ranks=2)
+    losses = ("communication", "host_bound")
+    return Job(name, what, arms(make), changes=changes, is_tuned=is_tuned, num_ranks=2, losses=losses)
 
 
 EXCHANGE_JOBS: tuple[Job, ...] = (

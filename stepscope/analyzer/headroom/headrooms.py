@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from stepscope.analyzer.headroom.attention import fused_attention
 from stepscope.analyzer.headroom.changes import Changed, Effort, JobFacts, KnownChange
-from stepscope.analyzer.headroom.communication import communication_changes, with_avoidable_communication
+from stepscope.analyzer.headroom.communication import communication_changes, exposed_share, with_avoidable_communication
 from stepscope.analyzer.headroom.fused_kernels import fused_kernels
 from stepscope.analyzer.headroom.image_layout import channels_last
 from stepscope.analyzer.headroom.knobs import TORCH_KNOBS, Knobs
@@ -127,7 +127,7 @@ def _present_step(facts: JobFacts) -> StepModel | None:
     with_work = [view for view in facts.views.values() if view.floor is not None]
     if time is None or time.mean_step_ms <= 0:
         return None
-    exposed = sum(cost.wait + cost.transfer + cost.unsplit for cost in facts.analysis.communication_by_dimension)
+    exposed = exposed_share(facts.analysis)
     if not with_work:  # ranks on CPUs, of whose operators no change is known
         exposed_ms, lost_ms = exposed * time.mean_step_ms, _lost_ms(facts.analysis)
         return step_model(

@@ -12,9 +12,11 @@ import numpy as np
 
 from stepscope.analyzer.headroom.changes import Changed, JobFacts
 from stepscope.analyzer.headroom.matrix_work import convolutions, present_dtype
+from stepscope.analyzer.headroom.rates import KernelRates
 from stepscope.analyzer.headroom.step_kernels import StepKernels
 from stepscope.analyzer.headroom.step_model import NO_TIME, Span, StepModel
 from stepscope.analyzer.roofline.kernel_family import Family
+from stepscope.analyzer.roofline.operator_call import Dims
 from stepscope.core.vocabulary import Change
 from stepscope.trace.columns import IntColumn
 
@@ -85,8 +87,25 @@ def _ratio(step: StepModel, kernels: StepKernels, places: IntColumn) -> float | 
         return None
     dims, dtype = images[0]
     dtype = present_dtype(step, dtype)
-    times = [step.rates.image_pass_ns(found[0], dtype, layout, found[1], dims) for layout in ("nhwc", "nchw")]
-    return None if times[0] is None or times[1] is None else times[0] / times[1]
+    name, passes = found
+    last, first = (step.rates.image_pass_ns(name, dtype, layout, passes, dims) for layout in ("nhwc", "nchw"))
+    if last is None or first is None:
+        return None
+    if name in _CHANNELS_FIRST_ALONE:
+        copied_ns = _copied_ns(step.rates, name, dtype, dims)
+        return 1.0 + (2 if passes == "forward" else 1) * copied_ns / first
+    return last / first
+
+
+_CHANNELS_FIRST_ALONE = frozenset({"group_norm"})
+"""Norms that torch computes with the channels first alone: it copies their inputs into that order, the next convolution
+copies their results back, and so does the backward pass with gradients."""
+
+
+def _copied_ns(rates: KernelRates, name: str, dtype: str, dims: Dims) -> float:
+    """Time of the copy into channels first that a forward pass of such a norm makes."""
+    last, first = (rates.image_pass_ns(name, dtype, layout, "forward", dims) for layout in ("nhwc", "nchw"))
+    return max((last or 0.0) - (first or 0.0), 0.0)
 
 
 def _permuting(step: StepModel, kernels: StepKernels) -> dict[int, Span]:

@@ -165,7 +165,7 @@ def step_model(
         base_ms=base_ms,
         lost_ms=lost_ms,
         host_ms=host,
-        spares_host=spares_host,
+        spares_host=spares_host and shown_ms > 0,
         kernels=kernels,
         rates=rates,
         least_ns=own_ns,

@@ -26,8 +26,8 @@ def aligned_sizes(step: StepModel, _facts: JobFacts) -> Changed | None:
     for product in products(step):
         fitting = _FITTING.get(product.dtype)
         sizes = (product.m, product.n, product.k)
-        if fitting is None or not any(size % fitting for size in sizes):
-            continue
+        if fitting is None or product.batch > 1 or not any(size % fitting for size in sizes):
+            continue  # sizes of batched products are lengths of sequences, which nobody pads for that
         if any(size % fitting and size < _MIN_SIZE for size in sizes):
             continue
         m, n, k = (-(-size // _PADDED_TO) * _PADDED_TO if size % fitting else size for size in sizes)

@@ -155,9 +155,11 @@ def job_losses(
     if captures:  # of a few steps do not show why others take longer
         longer_ms = _longer_ms(training, weight, training.slow.ordinary_ms)
         irregular_ms = min(longer_ms, max(left_ms - (floor_ms or 0.0), 0.0))
-    slow.append(Loss(Cause.UNEXPLAINED, irregular_ms, basis=BOUND))
     rest_ms = max(left_ms - irregular_ms, 0.0)
     rest = _rest(training, captures, rest_ms, light, late_cause, floor_ms=floor_ms or 0.0)
+    if irregular_ms and rest_ms:  # what a slow host makes irregular is gone with its cause
+        rest, irregular_ms = _with_irregular(rest, irregular_ms, rest_ms)
+    slow.append(Loss(Cause.UNEXPLAINED, irregular_ms, basis=BOUND))
     losses = merged_losses(
         [loss for loss in (*recorded, *slow, *rest.losses) if max(loss.ms, loss.overlap_ms) > _ROUNDING_MS]
     )
@@ -303,16 +305,21 @@ def _rest(
         of.pop(Cause.DEVICE_GAP, None)
         rest_ms -= contended_ms
     host = [cause for cause in HOST_CAUSES if cause in of]
+    is_replayed = light is not None and light.is_sound and not extra
+    if light is not None and is_replayed and Cause.COMMUNICATION in of:  # a profiler that makes ranks late adds waits
+        of[Cause.COMMUNICATION] = min(of[Cause.COMMUNICATION], light.saved(Removal.COLLECTIVES) * rest_ms)
     fixed_ms = sum(own for cause, own in of.items() if cause not in host)
     idle_ms = max(rest_ms - fixed_ms, 0.0)
     if fixed_ms > rest_ms > 0:
         of |= {cause: own * rest_ms / fixed_ms for cause, own in of.items() if cause not in host}
-    if light is not None and light.is_sound and not extra:
+    if light is not None and is_replayed:
         divided = _replayed_idle(training, of, idle_ms, rest_ms, light)
         copied_ms = of.pop(Cause.COPY, 0.0)
         saved_ms = light.saved(Removal.COPIES) * rest_ms
         kept_ms = max(copied_ms - saved_ms, 0.0)
         divided.append(Loss(Cause.COPY, copied_ms, basis=REPLAY, error=light.error, kept_ms=kept_ms))
+        communicated_ms = of.pop(Cause.COMMUNICATION, 0.0)
+        divided.append(Loss(Cause.COMMUNICATION, communicated_ms, basis=REPLAY, error=light.error))
     else:
         divided = [
             _with_hidden(training, loss, rest_ms, light) if loss.cause is Cause.HOST_BOUND else loss
@@ -321,6 +328,17 @@ def _rest(
     for cause in host:
         of.pop(cause)
     return _divided(of, [*extra, *divided], distortion)
+
+
+def _with_irregular(rest: _Rest, irregular_ms: float, rest_ms: float) -> tuple[_Rest, float]:
+    """Losses of the replay with their part of what ordinary steps take longer than their median; and what is left."""
+    more = irregular_ms / rest_ms
+    losses = [
+        replace(loss, ms=loss.ms * (1 + more), kept_ms=loss.kept_ms * (1 + more)) if loss.basis == REPLAY else loss
+        for loss in rest.losses
+    ]
+    moved_ms = sum(loss.ms for loss in losses) - sum(loss.ms for loss in rest.losses)
+    return rest._replace(losses=losses), irregular_ms - moved_ms
 
 
 def _late_cause(training: TrainingTime, captures: Sequence[CapturedSteps]) -> Cause | None:

@@ -21,7 +21,7 @@ from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN
 from stepscope.analyzer.what_if.replay import ReplayModel, Scenario
 from stepscope.core.vocabulary import Cause
 
-_SPREAD_OF_SIZES = 8.0
+_SPREAD_OF_SIZES = 4.0
 """Largest over smallest size from which a latency and a rate can be told apart."""
 
 SLOWEST_NS_PER_BYTE = 16.0

@@ -18,6 +18,7 @@ from stepscope.analyzer.ledger.activities import Activities, Work, device_activi
 from stepscope.analyzer.ledger.host_spans import BLOCKING_CALL, allocator_rows, blocking_copies
 from stepscope.analyzer.what_if.device_graph import blocking_edges, event_edges, read_streams
 from stepscope.analyzer.what_if.launches import observe_calls
+from stepscope.analyzer.what_if.read_loops import calls_for_reads
 from stepscope.core.hardware.gpu_catalogue import pcie_link
 from stepscope.trace.columns import NONE, Category, IntColumn, Rows, TraceColumns
 from stepscope.trace.rows import distinct, on_lanes
@@ -46,6 +47,10 @@ class Kind(IntFlag):
     """Does nothing but wait."""
     OF_COPY = 32
     """Waits for nothing but the copy that was launched just before."""
+    FOR_READ = 64
+    """Launches, copies or awaits what the host reads in a loop, and nobody else needs."""
+    GAP_FOR_READ = 128
+    """The host time before it is spent for such a read too."""
 
 
 class LaunchedWork(NamedTuple):
@@ -234,6 +239,10 @@ def _kinds(
         just_before = range(int(first[max(number - 1, 0)]), int(first[number]))
         if awaited[number] and just_before and kinds[number - 1] & Kind.ONLY_COPIES:
             kinds[number] |= Kind.OF_COPY if set(awaited[number] or ()) <= set(just_before) else 0
+    waits_in = kinds & (Kind.WAITS | Kind.COPIES_AND_WAITS) != 0
+    for_reads = calls_for_reads(trace, activities.row[position], first, waits_in)
+    kinds[for_reads.is_for_read] |= Kind.FOR_READ
+    kinds[for_reads.has_gap] |= Kind.GAP_FOR_READ
     return kinds
 
 

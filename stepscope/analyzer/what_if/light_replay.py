@@ -1,8 +1,9 @@
 """Calibrated replay of light captures: what steps take without the profiler, and without one of their costs.
 
 CUPTI adds a cost to each runtime call, which differs from job to job, and leaves the rest of the host's time as it is.
-So one number is unknown: the cost with which the replayed steps take as long as the unprofiled ones before the capture.
-With it the replay predicts the same steps without blocking calls, allocations, copies, collectives or launch costs.
+So one number is unknown, the cost of a call that does not follow another at once: the one with which the replayed
+steps take as long as the unprofiled ones before the capture. With it the replay predicts the same steps without
+blocking calls, allocations, copies, collectives or launch costs.
 
 A kernel starts when its launch has returned, its stream is free, and what its stream was made to wait for has ended. A
 call that waited for the GPU in the capture waits for the same work in the replay. A collective ends on all ranks when
@@ -25,8 +26,11 @@ LAUNCH_LATENCY_NS = 4_000
 """From the return of a launch to the start of its kernel on an idle stream, measured on H200."""
 SHORTEST_LAUNCH_NS = 500
 """No launch takes less, whatever the profiler's cost is."""
-MAX_CALL_COST_NS = 25_000
-"""A cost of a call beyond this is not the profiler's."""
+COLD_NS = 10_000
+"""Host time before a call from which on it bears the whole cost, less in proportion below: calls of a tight loop
+find all that they need in the processor's caches (seen on an H200: next to nothing a launch there, 14 us elsewhere)."""
+MAX_CALL_COST_NS = 40_000
+"""A cost beyond this is not the profiler's: 25 us of a mean call, as many follow another at once."""
 MAX_ERROR = 0.05
 """Largest relative error of a replay from which anything is predicted."""
 
@@ -51,7 +55,7 @@ class Removal(StrEnum):
 
 
 _REMOVED_CALLS = {
-    Removal.BLOCKING_CALLS: Kind.SYNCHRONIZES | Kind.COPIES_AND_WAITS,
+    Removal.BLOCKING_CALLS: Kind.SYNCHRONIZES | Kind.COPIES_AND_WAITS | Kind.FOR_READ,
     Removal.ALLOCATIONS: Kind.ALLOCATES,
     Removal.COPIES: Kind.ONLY_COPIES | Kind.OF_COPY,
 }
@@ -61,7 +65,7 @@ class Calibration(NamedTuple):
     """How well light captures explain unprofiled steps; times in ms, errors relative.
 
     Attributes:
-        call_cost_us: what the profiler added to each runtime call.
+        call_cost_us: what the profiler added to each runtime call that did not follow another at once.
         step_ms: the replayed step with that cost taken off and all else kept.
         captured_error: of the replay with no cost taken off, against the captured steps.
         error: of `step_ms`, against the unprofiled steps.
@@ -99,7 +103,7 @@ class LightReplay:
     """Replay of the light captures of all ranks of a job.
 
     Attributes:
-        step_ms: mean captured step, of the rank on which it took longest.
+        step_ms: mean captured step, of all ranks.
 
     Raises:
         ValueError: the ranks do not launch the same collectives in the same order, or have not as many steps.
@@ -107,7 +111,8 @@ class LightReplay:
 
     def __init__(self, captures: Sequence[LightCapture]) -> None:
         self._captures = captures
-        self.step_ms = max(capture.step_ms for capture in captures)
+        self._known: dict[tuple[float, Removal], ReplayedSteps] = {}
+        self.step_ms = sum(capture.step_ms for capture in captures) / len(captures)
         if len({capture.num_steps for capture in captures}) > 1:
             raise ValueError("the ranks' light captures have not as many steps")
         self._transfer_ns: list[int] = []
@@ -119,7 +124,10 @@ class LightReplay:
             self._transfer_ns = [min(of_ranks) for of_ranks in zip(*durations, strict=True)]
 
     def calibrated(self, unprofiled_ms: float) -> Calibration:
-        """The cost of a call with which the replayed step takes as long as unprofiled ones, by bisection."""
+        """The cost of a call with which the replayed step takes as long as unprofiled ones.
+
+        By bisection and false position in turn: the step is shorter the more is taken off.
+        """
         step_ms = plain_ms = self.replayed_ms(0.0)
         cost = low = 0.0
         high = float(MAX_CALL_COST_NS) if plain_ms > unprofiled_ms else 0.0
@@ -127,10 +135,17 @@ class LightReplay:
         if fastest_ms > unprofiled_ms * (1 + _FITTED):  # the host does not count, or something else is wrong
             close = plain_ms <= unprofiled_ms * (1 + MAX_ERROR)
             cost, step_ms, high = (0.0, plain_ms, 0.0) if close else (high, fastest_ms, 0.0)
+        at_low, at_high, place = plain_ms, fastest_ms, 0.5
         while high - low > _FINEST_COST_NS and abs(step_ms / unprofiled_ms - 1) > _FITTED:
-            cost = (low + high) / 2
+            cost = low + place * (high - low)
             step_ms = self.replayed_ms(cost)
-            low, high = (cost, high) if step_ms > unprofiled_ms else (low, cost)
+            moves_low = step_ms > unprofiled_ms
+            low, at_low = (cost, step_ms) if moves_low else (low, at_low)
+            high, at_high = (high, at_high) if moves_low else (cost, step_ms)
+            is_bisection = place == 0.5
+            place = (
+                min((at_low - unprofiled_ms) / (at_low - at_high), 1.0) if is_bisection and at_low > at_high else 0.5
+            )
         return Calibration(cost / 1e3, step_ms, plain_ms / self.step_ms - 1, step_ms / unprofiled_ms - 1)
 
     def replayed_ms(self, call_cost_ns: float, without: Removal = Removal.NOTHING) -> float:
@@ -140,8 +155,21 @@ class LightReplay:
     def replayed(self, call_cost_ns: float, without: Removal = Removal.NOTHING) -> ReplayedSteps:
         """The steps in steady state: all of them are replayed twice, and the second time counts.
 
-        A call that is taken away leaves the host time before it.
+        A call that is taken away leaves the host time before it, unless that is spent for a read too.
         """
+        key = call_cost_ns, without if self._has(without) else Removal.NOTHING
+        if key not in self._known:
+            self._known[key] = self._replayed(*key)
+        return self._known[key]
+
+    def _has(self, removed: Removal) -> bool:
+        """Whether there is anything to take away."""
+        if removed is Removal.COLLECTIVES:
+            return any(capture.collectives for capture in self._captures)
+        kinds = _REMOVED_CALLS.get(removed)
+        return kinds is None or any(call.kind & kinds for capture in self._captures for call in capture.calls)
+
+    def _replayed(self, call_cost_ns: float, without: Removal) -> ReplayedSteps:
         together = bool(self._transfer_ns) and without is not Removal.COLLECTIVES
         ranks = [_replayed(capture, call_cost_ns, without, together=together) for capture in self._captures]
         ends = _run_together(ranks, self._transfer_ns * 2 if together else [])
@@ -217,12 +245,16 @@ def _planned(capture: LightCapture, cost_ns: float, without: Removal) -> list[_P
     launch_ns = max(capture.usual_ns - cost_ns, SHORTEST_LAUNCH_NS)
     planned = []
     for kind, before_ns, own_ns, places, awaits, aside in capture.calls:
-        before, own = host * before_ns, host * max(own_ns - cost_ns, -before_ns)
+        taken_ns = cost_ns * min(before_ns / COLD_NS, 1.0)
+        before, own = host * before_ns, host * max(own_ns - taken_ns, -before_ns)
         works = [(place, capture.works[place]) for place in places]
+        if kind & Kind.GAP_FOR_READ and removed & Kind.FOR_READ:
+            before = 0.0
         if kind & removed:
             works = _pinned(works)
             act = _Act.LAUNCH if works else _Act.PLAIN
-            planned.append(_PlannedCall(act, before + host * launch_ns * bool(works), 0.0, works, awaits, aside))
+            launched_ns = min(launch_ns, max(own, SHORTEST_LAUNCH_NS)) if works else min(own, 0.0)
+            planned.append(_PlannedCall(act, max(before + launched_ns, 0.0), 0.0, works, awaits, aside))
         elif kind & Kind.WAITS:
             planned.append(_PlannedCall(_Act.WAIT, before, max(own, 0.0), works, awaits, aside))
         elif kind & Kind.COPIES_AND_WAITS:

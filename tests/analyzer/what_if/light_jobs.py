@@ -12,7 +12,7 @@ from itertools import pairwise
 from statistics import mean
 
 from stepscope.analyzer.what_if.light_capture import LONGEST_QUEUE, LightCapture
-from stepscope.analyzer.what_if.light_replay import BETWEEN_KERNELS_NS, LAUNCH_LATENCY_NS, LightReplay
+from stepscope.analyzer.what_if.light_replay import BETWEEN_KERNELS_NS, COLD_NS, LAUNCH_LATENCY_NS, LightReplay
 from tests.analyzer.build import COMMUNICATION_STREAM, COMPUTE_STREAM, COPY_STREAM, TraceBuilder
 
 _OWN_NS = 3_000
@@ -49,9 +49,8 @@ class Simulation:
 def simulated(
     ops: Iterable[Op], cost_us: float = 0.0, collective_ends: Sequence[int] = (), ranks: tuple[int, ...] = (0, 1)
 ) -> Simulation:
-    """Some steps of these operations with a cost of each call."""
+    """Some steps of these operations with a cost of each call, less of one that soon follows another."""
     trace = TraceBuilder(ns=1)
-    cost = round(1e3 * cost_us)
     host = 1_000_000
     free: dict[int, int] = {}
     begun: list[int] = []
@@ -59,14 +58,19 @@ def simulated(
     result = Simulation(trace, [host], [host])
     for _ in range(_NUM_STEPS):
         for op in ops:
+            if op.after_stream is not None:
+                record = trace.record_event(host)
+                trace.stream_wait(host + 1, stream=op.stream, recorded=record, on_stream=op.after_stream)
+                host += 2
+            cost = round(1e3 * cost_us * min(op.host / (COLD_NS / 1e3), 1.0))
             host += round(1e3 * op.host)
             call, own = host, _OWN_NS + cost
             if op.kind in ("sync", "free"):
                 host = max(host, *free.values(), 0) + own
                 trace.runtime("cudaFree" if op.kind == "free" else "cudaDeviceSynchronize", call, host)
             elif op.kind == "record":
-                host += cost
                 recorded = (trace.record_event(host), free.get(op.stream, 0), op.stream)
+                host += 1
             elif op.kind == "event sync":
                 host = max(host, recorded[1]) + own
                 trace.event_sync(call, host, recorded=recorded[0], on_stream=recorded[2])
@@ -96,12 +100,6 @@ def _launched(
     ranks: tuple[int, ...],
 ) -> int:
     """Launch one operation's work; when the host is through."""
-    if op.after_stream is not None:
-        host += cost
-        record = trace.record_event(host)
-        host += cost
-        trace.stream_wait(host, stream=op.stream, recorded=record, on_stream=op.after_stream)
-        host += 1
     call, waits = host, op.kind == "read"
     if len(begun) >= LONGEST_QUEUE:
         host = max(host, begun[-LONGEST_QUEUE])
@@ -170,7 +168,7 @@ TWO_STREAMS = [
     Op(5, gpu=10, after_stream=COMMUNICATION_STREAM),
     Op(5, "sync"),
 ]
-EVENT_SYNC = [*[Op(6, gpu=20)] * 20, Op(2, "record"), *[Op(9, gpu=14)] * 20, Op(5, "event sync"), *[Op(20, gpu=5)] * 30]
+EVENT_SYNC = [*[Op(6, gpu=20)] * 20, Op(0, "record"), *[Op(9, gpu=14)] * 20, Op(5, "event sync"), *[Op(20, gpu=5)] * 30]
 PREFETCHES = [Op(3, "prefetch", 180), *[Op(9, gpu=10)] * 30, Op(5, gpu=10, after_stream=COPY_STREAM)] * 2
 OVERLAPS = [
     *[Op(14, gpu=12)] * 15,

@@ -15,7 +15,7 @@ SIZES = st.lists(st.integers(1_000, 100_000_000), min_size=2, max_size=8, unique
 
 @given(LATENCIES, RATES, SIZES)
 def test_latency_and_rate_come_back_from_calls_of_several_sizes(latency: float, rate: float, sizes: list[int]) -> None:
-    sizes = [*sizes, 8 * min(sizes)]
+    sizes = [*sizes, 4 * min(sizes)]
     took = [latency + rate * size for size in sizes]
     cost = fitted_cost(sizes, took)
     assert cost is not None

@@ -6,13 +6,14 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.accuracy.light_replay import replayed
 from stepscope.analyzer.what_if.light_capture import LightCapture
 from stepscope.analyzer.what_if.light_replay import BETWEEN_KERNELS_NS, LightReplay, Removal
+from stepscope.trace.columns import Category
 from stepscope.trace.reading import read_ranks
 from tests.analyzer.build import COMMUNICATION_STREAM, COMPUTE_STREAM, COPY_STREAM
 from tests.analyzer.what_if.light_jobs import (
@@ -99,7 +100,7 @@ _COLLECTIVE = Op(3, "collective", 50, COMMUNICATION_STREAM, COMPUTE_STREAM)
     st.lists(st.tuples(st.lists(_OPS, min_size=3, max_size=12), st.integers(0, 12)), min_size=1, max_size=3),
     st.integers(0, 2),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 def test_any_job_is_replayed_as_captured_and_gains_from_what_is_taken_away(
     ranks: list[tuple[list[Op], int]], num_collectives: int
 ) -> None:
@@ -107,7 +108,7 @@ def test_any_job_is_replayed_as_captured_and_gains_from_what_is_taken_away(
     ops = [[*own, *[_COLLECTIVE, *own[:3]] * num_collectives] for own, _ in ranks]
     replay = light_captures(*simulated_ranks(ops, [cost for _, cost in ranks]))
     kept_ms = replay.replayed_ms(0.0)
-    assert kept_ms == pytest.approx(replay.step_ms, rel=0.02)
+    assert kept_ms == pytest.approx(replay.step_ms, rel=0.02 if len(ranks) == 1 else 0.04)  # one may begin ahead
     assert replay.replayed_ms(2_000.0) <= 1.001 * kept_ms
     for removal in Removal:
         assert replay.replayed_ms(0.0, removal) <= 1.001 * kept_ms
@@ -174,35 +175,46 @@ def test_a_capture_without_whole_steps_or_launches_is_refused() -> None:
 
 @pytest.mark.shared
 @pytest.mark.parametrize(
-    ("name", "removal", "error"),
+    ("name", "removal", "without"),
     [
-        ("nan_check", Removal.BLOCKING_CALLS, 0.1),
-        ("item_norms", Removal.BLOCKING_CALLS, 0.1),
-        ("empty_cache", Removal.ALLOCATIONS, 0.1),
-        ("same_no_graph", Removal.HOST_TIME, 0.1),
+        ("nan_check", Removal.BLOCKING_CALLS, "fixed_ms"),
+        ("item_norms", Removal.BLOCKING_CALLS, "fixed_ms"),
+        ("empty_cache", Removal.ALLOCATIONS, "fixed_ms"),
+        ("same_no_graph", Removal.HOST_TIME, "without_launch_costs_ms"),
     ],
 )
 def test_recorded_captures_predict_the_measured_step(
-    shared_traces: Path, name: str, removal: Removal, error: float
+    shared_traces: Path, name: str, removal: Removal, without: str
 ) -> None:
     truth = json.loads((shared_traces / "light" / "truth.json").read_text())[name]
-    capture = _recorded(shared_traces, name)
-    fit = capture.calibrated(truth["neighbours_ms"])
-    assert fit.is_sound
-    measured_ms = truth["fixed_ms"] or truth["without_launch_costs_ms"]
-    assert capture.replayed_ms(1e3 * fit.call_cost_us, removal) == pytest.approx(measured_ms, rel=error)
+    figures = replayed(shared_traces / "light", name, truth)
+    assert abs(figures["replay_error"]) < 0.05
+    assert figures[removal.value] == pytest.approx(truth[without], rel=0.1)
 
 
 @pytest.mark.shared
-def test_a_recorded_job_that_the_host_bounds_gains_nothing_without_its_blocking_calls(shared_traces: Path) -> None:
-    capture = _recorded(shared_traces, "print_loss")
-    fit = capture.calibrated(103.5)
-    assert fit.is_sound
-    assert capture.replayed_ms(1e3 * fit.call_cost_us, Removal.BLOCKING_CALLS) > 0.97 * fit.step_ms
-
-
-def _recorded(shared_traces: Path, name: str) -> LightReplay:
+@pytest.mark.parametrize("name", ["print_loss", "item_control"])
+def test_recorded_jobs_that_the_host_bounds_gain_nothing_without_their_blocking_calls(
+    shared_traces: Path, name: str
+) -> None:
     truth = json.loads((shared_traces / "light" / "truth.json").read_text())[name]
-    ends = np.array(truth["step_ends_ns"])[truth["first_captured"] : truth["capture_ended_in"]]
-    (trace,) = read_ranks(shared_traces / "light" / f"{name}.json.gz")
-    return LightReplay([LightCapture(trace, ends.tolist())])
+    figures = replayed(shared_traces / "light", name, truth)
+    assert figures[Removal.BLOCKING_CALLS.value] == figures["unprofiled"]
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("case", ["ddp", "fsdp", "fsdp_p2poff", "tp", "pp_few", "straggler", "slow_loader"])
+def test_recorded_jobs_of_two_gpus_are_replayed_as_captured(shared_traces: Path, case: str) -> None:
+    traces = [
+        trace for path in sorted((shared_traces / "h100x2" / case).glob("*.json.gz")) for trace in read_ranks(path)
+    ]
+    captures = []
+    for trace in traces:
+        marks = trace.rows_named(lambda name: name.startswith("ProfilerStep#"), Category.USER_ANNOTATION)
+        ends = sorted(trace.end_ns[marks].tolist())
+        captures.append(LightCapture(trace, [int(trace.start_ns[marks].min()), *ends]))
+    replay = LightReplay(captures)
+    assert len(captures) == 2
+    assert replay.replayed_ms(0.0) == pytest.approx(replay.step_ms, rel=0.05)
+    for removal in Removal:
+        assert replay.replayed_ms(0.0, removal) <= 1.001 * replay.replayed_ms(0.0)

@@ -126,9 +126,9 @@ def test_the_first_action_of_headroom_is_the_change_or_a_better_one() -> None:
 
 
 def test_the_step_of_a_change_is_judged_and_its_saving() -> None:
-    assert _wrong_headroom(replace(_TF32, step_ms=49.0)) == {"gain"}
-    assert _wrong_headroom(replace(_TF32, step_ms=60.0)) == {"gain", "saving"}
-    assert _wrong_headroom(replace(_TF32, step_ms=20.0)) == {"gain", "saving", "excess"}
+    assert _wrong_headroom(replace(_TF32, step_ms=49.0, speedup=100 / 49)) == {"gain"}
+    assert _wrong_headroom(replace(_TF32, step_ms=60.0, speedup=100 / 60)) == {"gain", "saving"}
+    assert _wrong_headroom(replace(_TF32, step_ms=20.0, speedup=5.0)) == {"gain", "saving", "excess"}
 
 
 def test_a_tuned_job_is_promised_no_more_than_was_measured() -> None:
