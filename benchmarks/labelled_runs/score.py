@@ -102,8 +102,10 @@ def marks_of(run: Path) -> Marks:
 
 def spread(truth: dict[str, Any]) -> float:
     """How far blocks of the same steps are apart, over their mean; of the set of faults with most."""
-    all_blocks: list[list[float]] = list(truth["blocks_ms"].values())
-    return max((max(blocks) - min(blocks)) * len(blocks) / sum(blocks) for blocks in all_blocks)
+    spreads: list[float] = [
+        (max(blocks) - min(blocks)) * len(blocks) / sum(blocks) for blocks in truth["blocks_ms"].values()
+    ]
+    return max(spreads)
 
 
 def checks_of(verdict: Verdict, truth: dict[str, Any], step_tolerance: float) -> dict[str, str | None]:
