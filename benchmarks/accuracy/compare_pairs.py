@@ -42,13 +42,13 @@ VARIANTS = {
     "workers": Variant("loaders.num_workers", "data_loading"),
     "anomaly": Variant("anomaly_mode"),
     "float64": Variant("models.parameter_types"),
-    "foreach": Variant("optimizers.foreach"),
+    "fused": Variant("optimizers.fused"),
     "checkpoint": Variant(part="checkpoint"),
     "checkpoint_rare": Variant(part="checkpoint"),
     "kernel": Variant(),
     "attention": Variant("backward.attention"),
     "accumulate": Variant("backward.passes"),
-    "collects": Variant("gc_thresholds", "garbage_collection"),
+    "collects": Variant(part="garbage_collection"),
     "autocast": Variant("autocast"),
     "batch": Variant("loaders.batch_size"),
 }
@@ -129,12 +129,9 @@ def train(out: Path, name: str, variant: str, *, steps: int, device: str) -> Non
 
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    if variant == "collects":
-        gc.set_threshold(200, 2, 2)
     dtype = torch.float64 if variant == "float64" else torch.float32
     model = _model(torch, variant).to(device, dtype)
-    foreach = False if variant == "foreach" else None
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=foreach)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True if variant == "fused" else None)
     loader = _loader(torch, variant, steps)
     keep: list[Any] = []
     with stepscope.profile(run=name, out=out) as prof:
@@ -144,6 +141,8 @@ def train(out: Path, name: str, variant: str, *, steps: int, device: str) -> Non
             optimizer.zero_grad()
             if variant in ("checkpoint", "checkpoint_rare") and number % (10 if variant == "checkpoint" else 40) == 5:
                 _save(torch, model, out / name, slow=variant == "checkpoint_rare")
+            if variant == "collects" and number % 3 == 0:
+                gc.collect()
             keep = [[object() for _ in range(20)] for _ in range(200)]
             prof.step()
     del keep
@@ -178,12 +177,12 @@ def _model(torch: Any, variant: str) -> Any:
 
         def __init__(self, width: int) -> None:
             super().__init__()
-            self.factors = nn.ParameterList(torch.ones(width) for _ in range(60))
+            self.factors = nn.ParameterList(torch.ones(width) for _ in range(100))
 
         def forward(self, x: Any) -> Any:
             return x * torch.stack(tuple(self.factors)).mean(0)
 
-    return nn.Sequential(*(Block(48, 4) for _ in range(2)), Scale(48))
+    return nn.Sequential(*(Block(64, 4) for _ in range(2)), Scale(64))
 
 
 def _own_gelu(torch: Any, x: Any) -> Any:
@@ -199,7 +198,7 @@ def _loader(torch: Any, variant: str, steps: int) -> Any:
 
         def __getitem__(self, index: int) -> Any:
             time.sleep(0.0015)
-            return (torch.full((32, 48), index % 7 / 7.0),)
+            return (torch.full((96, 64), index % 7 / 7.0),)
 
     workers = 0 if variant == "workers" else 2
     return torch.utils.data.DataLoader(Samples(), batch_size=16 if variant == "batch" else 8, num_workers=workers)

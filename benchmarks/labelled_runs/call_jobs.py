@@ -314,7 +314,7 @@ def _convnext_plain(bench: Bench) -> Training:
 
 
 def _llama_reads_loss(bench: Bench) -> Training:
-    """Reads its loss once a step, behind the backward pass that was launched already."""
+    """Reads the loss of the step before the last, on the stream that has a backward pass to do first."""
     length = bench.size(1024, 16)
     model = language_model(bench, "llama", length=length, batch=8)
     model.source = Source(tokens(length, VOCABULARY), bench.size(8, 2))
@@ -343,9 +343,15 @@ _IMPORTS = {
 """By a job's first word."""
 
 
-def _job(name: str, what: str, make: Callable[[Bench], Training], fault: Fault | None = None) -> Job:
+def _job(
+    name: str,
+    what: str,
+    make: Callable[[Bench], Training],
+    fault: Fault | None = None,
+    losses: tuple[str, ...] = (),
+) -> Job:  # fmt: skip
     faults, imports = () if fault is None else (fault,), _IMPORTS.get(name.split("_")[0], ())
-    return Job(name, what, make, faults, num_rounds=4, num_rounds_after=2, imports=imports)
+    return Job(name, what, make, faults, num_rounds=4, num_rounds_after=2, imports=imports, losses=losses)
 
 
 CALL_JOBS: tuple[Job, ...] = (
@@ -428,7 +434,12 @@ CALL_JOBS: tuple[Job, ...] = (
         _encoder_no_graph,
         Fault("launches", _LAUNCHES, (), "a CUDA graph", "graph|compile"),
     ),
-    _job("llama_reads_loss", "Llama, reads the loss of the step before the last, nothing wrong", _llama_reads_loss),
+    _job(
+        "llama_reads_loss",
+        "Llama, reads the loss of the step before the last, which waits for the step",
+        _llama_reads_loss,
+        losses=("host_bound", "synchronization"),
+    ),
     _job(
         "embedding_reads_counts",
         "three EmbeddingBag tables and a perceptron, 64 sums copied one by one",

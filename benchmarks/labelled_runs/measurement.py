@@ -101,7 +101,8 @@ class BareSteps:
 
     @property
     def mean_ms(self) -> float:
-        return statistics.mean(self.blocks_ms)
+        """Of blocks; their median, as a neighbour on the machine may take the time of one."""
+        return statistics.median(self.blocks_ms)
 
 
 def measure(job: Job, bench: Bench, out: Path, apart: Mapping[str, list[float]]) -> dict[str, Any]:

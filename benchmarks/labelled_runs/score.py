@@ -43,6 +43,8 @@ NAMING: Final = ("cause", "reasons", "ranks")
 SHARE_TOLERANCE: Final = 0.07
 STEP_TOLERANCE: Final = {"gpu": 0.2, "cpu": 0.15, "calls": 0.1, "ranks": 0.1, "headroom": 0.2, "communication": 0.2}
 """Of the step after the fix or a change, by lane; virtual hosts differ."""
+_BY_SPREAD: Final = ("calls", "ranks")
+"""Lanes in which blocks of steps that are further apart widen it."""
 _WORTH: Final = 0.1
 """Of the step: changes that gain less need not be named."""
 _LARGE: Final = 1 - 1 / 1.3
@@ -93,9 +95,17 @@ class Marks:
 def marks_of(run: Path) -> Marks:
     """Analyse a kept run and compare its verdict with the truth."""
     verdict = analyze([str(run)], keep=False).analysis.verdict
-    lane = run.parent.name
-    checks = checks_of(verdict, truth_of(run), STEP_TOLERANCE[lane])
+    lane, truth = run.parent.name, truth_of(run)
+    checks = checks_of(verdict, truth, max(STEP_TOLERANCE[lane], spread(truth) if lane in _BY_SPREAD else 0.0))
     return Marks(lane, run.name, str(verdict.cause), verdict.confidence, checks)
+
+
+def spread(truth: dict[str, Any]) -> float:
+    """How far blocks of the same steps are apart, over their mean; of the set of faults with most."""
+    spreads: list[float] = [
+        (max(blocks) - min(blocks)) * len(blocks) / sum(blocks) for blocks in truth["blocks_ms"].values()
+    ]
+    return max(spreads)
 
 
 def checks_of(verdict: Verdict, truth: dict[str, Any], step_tolerance: float) -> dict[str, str | None]:

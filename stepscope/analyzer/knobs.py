@@ -138,6 +138,7 @@ KNOBS: dict[str, Knob] = {
         present=_model("attention"),
         megatron="--attention-backend flash",
     ),
+    "attention_of_any": Knob('F.scaled_dot_product_attention (attn_implementation="sdpa" of Hugging Face models)'),
     "attention_of_model": Knob('attn_implementation="sdpa"', present=_model("attention")),
     "channels_last": Knob(
         "model.to(memory_format=torch.channels_last), and the images too", present=_model("memory_format")
@@ -372,8 +373,10 @@ class Options(dict[str, str]):
 
     def _own(self, name: str) -> str:
         """Models of transformers have attention as an argument."""
-        if name != "attention" or self.library == "megatron" or self.settings is None:
+        if name != "attention" or self.library == "megatron":
             return name
+        if self.settings is None or not self.settings.models:
+            return "attention_of_any"
         return "attention_of_model" if any(model.attention for model in self.settings.models) else name
 
     @property

@@ -156,7 +156,8 @@ def report_command(paths: tuple[str, ...], output: Path, fan_out: FanOut) -> Non
     "--run-spread",
     type=click.FloatRange(min=0, max=100),
     metavar="PERCENT",
-    help="Assume that runs of the same code differ by this standard deviation, with fewer than 4 runs.  [default: 1.5]",
+    help="Assume that runs of the same code differ by this standard deviation, with fewer than 4 runs.  "
+    "[default: 1.5; without a GPU 6]",
 )
 @options.fan_out_options
 def compare_command(
@@ -174,7 +175,6 @@ def compare_command(
     A and B are runs, folders of traces, saved analysis.json files, or sets of these: separated by commas, a directory
     of runs, a glob.
     """
-    from stepscope.analyzer.compare.comparison import RUN_SPREAD
     from stepscope.cli.terminal.comparison import undecided_notice
     from stepscope.core.documents.comparison import UNDECIDED, GateOutcome
     from stepscope.store.files import check_writable, write_whole
@@ -184,7 +184,7 @@ def compare_command(
     if junit is not None:
         check_writable(junit)
     with file_progress("comparing") as on_progress:
-        spread = RUN_SPREAD if run_spread is None else run_spread / 100
+        spread = None if run_spread is None else run_spread / 100
         comparison = compare(a, b, fail_on=fail_on, assumed_spread=spread, fan_out=fan_out, on_progress=on_progress)
     undecided = [gate for gate in comparison.gates if gate.outcome in UNDECIDED]
     failing = {GateOutcome.FAILED, *(UNDECIDED if inconclusive == "fail" else ())}

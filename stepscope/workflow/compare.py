@@ -6,7 +6,7 @@ import glob
 from collections.abc import Sequence
 from pathlib import Path
 
-from stepscope.analyzer.compare.comparison import RUN_SPREAD, compare_runs
+from stepscope.analyzer.compare.comparison import compare_runs
 from stepscope.analyzer.compare.gates import parse_gate_conditions
 from stepscope.analyzer.compare.run_record import RunRecord
 from stepscope.core.documents.analysis import Analysis
@@ -36,7 +36,7 @@ def compare(
     b: str,
     *,
     fail_on: Sequence[str] = (),
-    assumed_spread: float = RUN_SPREAD,
+    assumed_spread: float | None = None,
     fan_out: FanOut = HERE,
     on_progress: Progress | None = None,
 ) -> Comparison:
@@ -47,7 +47,7 @@ def compare(
             separated by commas, as a directory or as a glob.
         fail_on: gates, see analyzer.compare.gates.
         assumed_spread: relative standard deviation of the step time between runs of the same code, used with fewer
-            than 4 runs.
+            than 4 runs; None: that of jobs with a GPU, or without.
         on_progress: called before each run.
 
     Raises:

@@ -18,6 +18,7 @@ _COPIES = frozenset(
     }
 )
 _SEARCH = "torch.distributed.ddp.reducer::search_unused_parameters"
+_COLLECTIVE = "c10d::"
 _UNIT = "FSDP::"
 _FORWARD = "DistributedDataParallel.forward"
 _ACCUMULATES = "torch::autograd::AccumulateGrad"
@@ -36,6 +37,7 @@ class GradientReducer:
 
     Attributes:
         copies: gradients copied into buckets and back.
+        issues: collectives called.
         units: hooks of the units of fully_shard, with the copies into and out of their buffers.
         searches: the autograd graph walked for parameters without a gradient.
         forwards_ns: begins of forward passes of the wrapper.
@@ -44,6 +46,7 @@ class GradientReducer:
     """
 
     copies: Intervals = field(default_factory=empty)
+    issues: Intervals = field(default_factory=empty)
     units: Intervals = field(default_factory=empty)
     searches: Intervals = field(default_factory=empty)
     forwards_ns: Instants = field(default_factory=_never)
@@ -63,6 +66,7 @@ def gradient_reducer(trace: TraceColumns) -> GradientReducer:
 
     return GradientReducer(
         copies=time_of(trace, trace.rows_named(_COPIES.__contains__, *kinds)),
+        issues=time_of(trace, trace.rows_named(lambda name: name.startswith(_COLLECTIVE), *kinds)),
         units=time_of(trace, trace.rows_named(lambda name: name.startswith(_UNIT), *kinds)),
         searches=time_of(trace, trace.rows_named(lambda name: name == _SEARCH, *kinds)),
         forwards_ns=begins(_FORWARD),

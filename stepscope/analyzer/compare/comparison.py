@@ -31,6 +31,8 @@ LIKELY_SHARE = 1 / 3
 """Share of a significant step change from which a cause is named although its own change is not significant."""
 
 _CHANGED = (comparison.Change.SLOWER, comparison.Change.FASTER)
+_NOT_NAMED = frozenset({recorded.REST, recorded.RUN_DELAY})
+"""Recorded parts that no summary names as what changed: all that is left, and the machine's own share."""
 
 
 def _summarise(
@@ -46,14 +48,14 @@ def _summarise(
     size = f"{step.change or 0.0:+,.1f} ms, {step.relative or 0.0:+.1%}, 95% interval {low:+,.1f} to {high:+,.1f} ms"
     moved = [row for row in causes if row.ms.state in _CHANGED]
     if step.state not in _CHANGED:
-        in_records = [row for row in of_records if row.name != recorded.REST and row.ms.state in _CHANGED]
+        in_records = [row for row in of_records if row.name not in _NOT_NAMED and row.ms.state in _CHANGED]
         others = (
             f"; but {_list_recorded(in_records) or _list_causes(moved, on_cpu=on_cpu)}" if in_records or moved else ""
         )
         if abs(step.relative or 0.0) >= statistics.MIN_EFFECT:
             return f"not certain: {figures} ({size}): this may be noise{others}"
         return f"no change seen: {figures}{others}"
-    in_records = [row for row in of_records if row.name != recorded.REST and row.ms.state is step.state]
+    in_records = [row for row in of_records if row.name not in _NOT_NAMED and row.ms.state is step.state]
     if in_records:  # of all steps, which tell more than the profiled ones
         return f"b is {step.state}: {figures} ({size}): {_list_recorded(in_records)}"
     same_way = [row for row in moved if row.ms.state is step.state]
@@ -200,6 +202,10 @@ RUN_SPREAD = 0.015
 Six runs of a host-bound GPT on one node of 2 x H100 differed by 1.9 % beyond their own noise
 (docs/explanation/accuracy.md); kernels that keep the GPU busy differ less, other nodes more."""
 
+CPU_RUN_SPREAD = 0.06
+"""The same of jobs without a GPU: neighbouring runs of the same code on two cores of a virtual machine differed by
+5.8 % beyond the time that they had no CPU (benchmarks/accuracy/compare_pairs.py)."""
+
 UNPROFILED, CAPTURED = "unprofiled", "captured"
 _SOURCE_WORDS = {CAPTURED: "profiled"}
 
@@ -210,7 +216,7 @@ def compare_runs(
     *,
     names: tuple[str, str],
     conditions: Sequence[GateCondition] = (),
-    assumed_spread: float = RUN_SPREAD,
+    assumed_spread: float | None = None,
     notices: Sequence[Notice] = (),
 ) -> comparison.Comparison:
     """Compare two sides of runs: step time, its parts, and gates.
@@ -218,10 +224,14 @@ def compare_runs(
     Args:
         a, b: at least one run each.
         conditions: gates of `--fail-on`.
-        assumed_spread: relative standard deviation of the step between runs, used with fewer than 4 runs.
+        assumed_spread: relative standard deviation of the step between runs, used with fewer than 4 runs; None: that
+            of jobs with a GPU, or without.
         notices: warnings from reading the runs.
     """
     sides: parts.Sides = (a, b)
+    kinds = {run.analysis.job.device_kind for run in (*a, *b)}
+    if assumed_spread is None:
+        assumed_spread = CPU_RUN_SPREAD if kinds == {"cpu"} else RUN_SPREAD
     source = UNPROFILED if all(run.unprofiled_ms for run in (*a, *b)) else CAPTURED
     steps = [
         [run.unprofiled_ms if source == UNPROFILED else run_record.captured_steps(run.analysis) for run in side]
@@ -242,12 +252,11 @@ def compare_runs(
     counts = [len(run) for side in steps for run in side]
     largest_a, largest_b = (_largest_memory(side) for side in sides)
     known = _evidence_notice(sides, step_time, spread=spread, source=source, num_steps=counts)
-    kinds = {run.analysis.job.device_kind for run in (*a, *b)}
     on_cpu = kinds == {"cpu"}
     return comparison.Comparison(
         a=_side(names[0], a, source, steps[0]),
         b=_side(names[1], b, source, steps[1]),
-        summary=_summarise(_surest(step_time, step_time_mean), causes, of_records, on_cpu=on_cpu),
+        summary=_summarise(_surest(step_time, step_time_mean, of_records), causes, of_records, on_cpu=on_cpu),
         step_time=step_time,
         step_time_mean=step_time_mean,
         run_spread=spread,
@@ -298,9 +307,12 @@ def _step_effects(
     )
 
 
-def _surest(median: comparison.Difference, mean: comparison.Difference) -> comparison.Difference:
-    """The median step, or the mean one where it alone changed."""
-    return mean if median.state not in _CHANGED and mean.state in _CHANGED else median
+def _surest(
+    median: comparison.Difference, mean: comparison.Difference, of_records: Sequence[comparison.RecordedDifference]
+) -> comparison.Difference:
+    """The median step, or the mean one where it alone changed, or its recorded parts did."""
+    moved = any(row.name not in _NOT_NAMED and row.ms.state is mean.state for row in of_records)
+    return mean if mean.state in _CHANGED and (median.state not in _CHANGED or moved) else median
 
 
 def _side(

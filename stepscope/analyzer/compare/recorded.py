@@ -26,7 +26,7 @@ _BOUNDARY = 0.6
 certain difference, two are."""
 RUN_DELAY = "run_delay"
 """Time that threads were ready to run and had no CPU: the machine's, not a figure of the code."""
-COLD_CACHES = 0.3
+COLD_CACHES = 0.5
 MOST_COLD = 0.1
 PREEMPTED = 0.04
 """Standard error of a step by others' work beside it: this part of the time without a CPU up to a tenth of the step, as

@@ -94,9 +94,11 @@ MIN_RUNS_TO_MEASURE = 4
 NUM_BLOCKS = 10
 """Blocks per run: longer blocks are less correlated, fewer blocks give a wider interval."""
 
-NUMBERS_OF_BLOCKS = (NUM_BLOCKS, 4)
-"""Numbers of blocks that steps are cut into; the widest interval counts. A run that drifts, as the clock of a machine
-that others use does, differs more between a few long blocks than between many short ones."""
+SHORT_BLOCKS, LONG_BLOCKS = 20, 5
+"""Numbers of blocks by which drift shows. The means of blocks that are four times longer vary a quarter as much where
+steps are independent, and as much where the machine drifts (clocks, other tenants of the host); then a longer run does
+not tell its mean any better, and the next run may be anywhere in between."""
+MIN_STEPS_FOR_DRIFT = 3 * SHORT_BLOCKS
 
 NEIGHBOURS_ALIKE = 2.0
 """Excess variance of a mean of correlated steps: a correlation of 1/2 from step to step makes it three times that of
@@ -152,14 +154,12 @@ class Effect:
         return two_sided_t(level, self.freedom) * self.error if self.error > 0 else 0.0
 
 
-def summarise_steps(
-    steps: Sequence[float] | npt.NDArray[np.float64], average: Average = np.median, num_blocks: int = NUM_BLOCKS
-) -> RunFigure:
+def summarise_steps(steps: Sequence[float] | npt.NDArray[np.float64], average: Average = np.median) -> RunFigure:
     """Figure of a run and its noise, from its step durations in order."""
     values = np.asarray(steps, dtype=float)
-    blocks = [float(average(block)) for block in np.array_split(values, min(num_blocks, len(values)))]
+    blocks = [float(average(block)) for block in np.array_split(values, min(NUM_BLOCKS, len(values)))]
     variance = float(np.var(blocks, ddof=1)) / len(blocks) if len(blocks) > 1 else 0.0
-    variance *= correlation_of_blocks(len(values), num_blocks)
+    variance *= correlation_of_blocks(len(values))
     return RunFigure(float(average(values)), variance, float(len(blocks) - 1))
 
 
@@ -170,19 +170,42 @@ def estimate_steps(
     *,
     assumed_spread: float,
 ) -> Effect:
-    """Estimate the difference of a figure of the steps of both sides, with the widest interval of all block lengths."""
-    effects = [
-        estimate_difference(
-            *([summarise_steps(run, average, number) for run in side] for side in (a, b)), assumed_spread=assumed_spread
-        )
-        for number in NUMBERS_OF_BLOCKS
+    """Estimate the difference of a figure of the steps of both sides, with what drift within the runs adds."""
+    factor = drift_factor([*a, *b], average)
+    figures = [[summarise_steps(run, average) for run in side] for side in (a, b)]
+    if factor > 1.0:
+        figures = [[replace(run, variance=factor * run.variance) for run in side] for side in figures]
+    return estimate_difference(*figures, assumed_spread=assumed_spread)
+
+
+def drift_factor(runs: Sequence[Sequence[float] | npt.NDArray[np.float64]], average: Average) -> float:
+    """Variance of a run's figure as growing blocks of steps foretell it, over that by independent blocks; 1 or more.
+
+    The variance of means of blocks of length n falls as n to the power of -1 where steps are independent, more slowly
+    where the machine drifts. The power is that of all runs together; a run is one block of all its steps.
+    """
+    known = [np.asarray(run, dtype=float) for run in runs if len(run) >= MIN_STEPS_FOR_DRIFT]
+    variances = [
+        sum(_block_variance(run, average, number) for run in known) / max(len(known), 1)
+        for number in (SHORT_BLOCKS, NUM_BLOCKS, LONG_BLOCKS)
     ]
-    return max(effects, key=lambda effect: effect.half_width())
+    short, middle, long = variances
+    if min(variances) <= 0:
+        return 1.0
+    power = min(max(math.log(short / long) / math.log(SHORT_BLOCKS / LONG_BLOCKS), 0.0), 1.0)
+    return float(max(long * LONG_BLOCKS**-power / (middle / NUM_BLOCKS), 1.0))
 
 
-def correlation_of_blocks(num_steps: int, num_blocks: int = NUM_BLOCKS) -> float:
+def _block_variance(steps: npt.NDArray[np.float64], average: Average, num_blocks: int) -> float:
+    """Variance of the figures of blocks, as a share of the run's."""
+    blocks = [float(average(block)) for block in np.array_split(steps, num_blocks)]
+    level = float(average(steps))
+    return float(np.var(blocks, ddof=1)) / level**2 if level > 0 else 0.0
+
+
+def correlation_of_blocks(num_steps: int) -> float:
     """Factor by which correlation of steps raises the variance of a mean of blocks."""
-    return 1.0 + NEIGHBOURS_ALIKE * min(num_blocks, num_steps) / num_steps
+    return 1.0 + NEIGHBOURS_ALIKE * min(NUM_BLOCKS, num_steps) / num_steps
 
 
 def estimate_difference(a: Sequence[RunFigure], b: Sequence[RunFigure], *, assumed_spread: float) -> Effect:

@@ -40,7 +40,7 @@ BUCKET_BYTES = 100 * 2**20
 """Size of a bucket that is advised."""
 _LEAST_UNITS = 4
 """Of a model that are left when small ones are merged: each is gathered while another computes."""
-_LATENCY_PART = 0.5
+_LATENCY_PART = 0.3
 """Of a gather's time from which its unit is too small."""
 
 
@@ -91,7 +91,7 @@ class Exchange:
         """Of each communication; 0 where unknown."""
         return [call.num_bytes or 0 for call in self.calls]
 
-    def cost(self, kind: str) -> TransferCost | None:
+    def costs(self, kind: str) -> list[TransferCost]:
         """What a transfer of a kind takes, by the rank that waits least for the others and for calls before it."""
         least: dict[tuple[int, int], tuple[int, int]] = {}
         base = self.model.base.transfer_ns
@@ -103,10 +103,7 @@ class Exchange:
                     ordinals[call.step] += 1
                     took = int(base[begin + place]) if call.served_ns is None else call.served_ns
                     least[key] = min(least.get(key, (call.num_bytes, took)), (call.num_bytes, took))
-        hosts = {self.facts.views[rank].header.host_name for rank in self.first}
-        is_local = len(hosts) == 1 and hosts != {None}
-        slowest = changed.SLOWEST_LOCAL_NS_PER_BYTE if is_local else changed.SLOWEST_NS_PER_BYTE
-        return changed.fitted_cost([size for size, _ in least.values()], [took for _, took in least.values()], slowest)
+        return changed.fitted_costs([size for size, _ in least.values()], [took for _, took in least.values()])
 
     def ratio(self, scenario: Scenario) -> float:
         """Step of a scenario over that of the unchanged replay."""
@@ -150,11 +147,11 @@ class Saving(NamedTuple):
     """What a change of communication saves.
 
     Attributes:
-        ratio: the step after it over the step before it.
+        ratios: the step after it over the step before it; the least and the most where they are not certain.
         why: what it replaces, in one clause.
     """
 
-    ratio: float
+    ratios: list[float]
     why: str
 
 
@@ -163,14 +160,21 @@ def _applied(change: Change, saving: Saving, step: StepModel, facts: JobFacts) -
 
     Of communication that other changes have left it saves the same part.
     """
-    if saving.ratio >= 1.0:
+    if min(saving.ratios) >= 1.0:
         return None
-    gain_ms = step.base_ms * (1.0 - saving.ratio)
+    part = step.base_ms
     if step.done & _CHANGES and facts.analysis.job_time is not None:
         exposed_ms = exposed_share(facts.analysis) * facts.analysis.job_time.mean_step_ms
-        gain_ms *= min(step.exposed_ms.middle / exposed_ms, 1.0) if exposed_ms > 0 else 1.0
-    shorter = _shorter(step, gain_ms)
-    return Changed(replace(shorter, done=step.done | {change}), saving.why, _REPLAY_ERROR, basis=REPLAY)
+        part *= min(step.exposed_ms.middle / exposed_ms, 1.0) if exposed_ms > 0 else 1.0
+    most, least = (_shorter(step, part * max(1.0 - ratio, 0.0)) for ratio in (min(saving.ratios), max(saving.ratios)))
+    shorter = replace(
+        most,
+        exposed_ms=Span(most.exposed_ms.least, least.exposed_ms.most),
+        outside_ms=Span(most.outside_ms.least, least.outside_ms.most),
+        host_ms=Span(most.host_ms.least, least.host_ms.most),
+        done=step.done | {change},
+    )
+    return Changed(shorter, saving.why, _REPLAY_ERROR, basis=REPLAY)
 
 
 def _shorter(step: StepModel, gain_ms: float) -> StepModel:
@@ -271,27 +275,31 @@ def _no_sync(exchange: Exchange) -> Saving | None:
     why = (
         f"the same gradients ({repeats.num_bytes / 1e6:,.1f} MB) are reduced in each of {repeats.passes} micro-batches"
     )
-    return Saving(exchange.ratio(scenario), why)
+    return Saving([exchange.ratio(scenario)], why)
 
 
 # Buckets
 
 
 def _larger_buckets(exchange: Exchange) -> Saving | None:
-    cost = exchange.cost("all_reduce")
-    if cost is None or not _is_ddp(exchange.facts):
+    costs = exchange.costs("all_reduce")
+    if not costs or not _is_ddp(exchange.facts):
         return None
     groups = [
         group for rank, own in exchange.gradients(frozenset({"all_reduce"})) for group in _buckets(exchange, rank, own)
     ]
     if all(len(group) == 1 for group in groups):
         return None
-    scenario = changed.with_merged_calls(exchange.model.base, groups, exchange.num_bytes, cost, by_last=True)
+    issues = {rank: view.reducer.issues for rank, view in exchange.facts.views.items()}
+    merged = 1.0 - len(groups) / sum(map(len, groups))
+    base = changed.without_spans(exchange.model, exchange.model.base, issues, merged)
+    num_bytes = exchange.num_bytes
+    ratios = [exchange.ratio(changed.with_merged_calls(base, groups, num_bytes, cost, by_last=True)) for cost in costs]
     sizes = [exchange.calls[number].num_bytes or 0 for group in groups for number in group]
     num_steps = max(len({exchange.calls[number].step for group in groups for number in group}), 1)
     per_step = len(sizes) / num_steps / len(exchange.first)
     why = f"{per_step:,.0f} reductions a step of {np.mean(sizes) / 1e6:,.2f} MB, which are mostly latency"
-    return Saving(exchange.ratio(scenario), why)
+    return Saving(ratios, why)
 
 
 def _is_ddp(facts: JobFacts) -> bool:
@@ -334,7 +342,7 @@ def _no_search(exchange: Exchange) -> Saving | None:
         [view.reducer.searches.total / max(len(view.window.boundary_ns), 1) for view in facts.views.values()]
     )
     why = f"the search takes {spent / 1e6:,.1f} ms a step, and all parameters are used"
-    return Saving(exchange.ratio(scenario), why)
+    return Saving([exchange.ratio(scenario)], why)
 
 
 def _uses_all(exchange: Exchange, maps: list[int]) -> bool:
@@ -363,13 +371,15 @@ def _half_gradients(exchange: Exchange) -> Saving | None:
         return None
     numbers = [one.number for _, own in exchange.gradients() for one in own if one.call.dtype == "float"]
     kinds = {exchange.calls[number].kind for number in numbers}
-    if len(kinds) != 1 or (cost := exchange.cost(kinds.pop())) is None:
+    costs = exchange.costs(kinds.pop()) if len(kinds) == 1 else []
+    if not costs:
         return None
     sizes = exchange.num_bytes
-    scenario = changed.with_fewer_bytes(exchange.model.base, numbers, sizes, cost, 0.5)
+    base = exchange.model.base
+    ratios = [exchange.ratio(changed.with_fewer_bytes(base, numbers, sizes, cost, 0.5)) for cost in costs]
     mean = np.mean([sizes[number] for number in numbers])
     why = f"gradients are reduced in float32, {mean / 1e6:,.1f} MB at a time, of compute in 16 bits"
-    return Saving(exchange.ratio(scenario), why)
+    return Saving(ratios, why)
 
 
 def _computes_in_half(facts: JobFacts) -> bool:
@@ -387,24 +397,24 @@ def _computes_in_half(facts: JobFacts) -> bool:
 
 def _larger_units(exchange: Exchange) -> Saving | None:
     """Units of FSDP that are mostly latency, merged into larger ones."""
-    gathers, scatters = exchange.cost("all_gather"), exchange.cost("reduce_scatter")
-    if gathers is None or scatters is None:
-        return None
-    factor = _units_to_merge(exchange, gathers)
+    gathers, scatters = exchange.costs("all_gather"), exchange.costs("reduce_scatter")
+    factor = _units_to_merge(exchange, gathers[0]) if gathers and scatters else 1
     if factor < 2:
         return None
-    scenario = exchange.model.base
-    for kind, cost, by_last in (("all_gather", gathers, False), ("reduce_scatter", scatters, True)):
-        groups = [
-            [each.number for each in own[place : place + factor]]
-            for _, own in exchange.steps(frozenset({kind}))
-            for place in range(0, len(own), factor)
-        ]
-        scenario = changed.with_merged_calls(scenario, groups, exchange.num_bytes, cost, by_last=by_last)
     hooks = {rank: view.reducer.units for rank, view in exchange.facts.views.items()}
-    scenario = changed.without_spans(exchange.model, scenario, hooks, 1.0 - 1.0 / factor)
-    why = f"gathers of small units are mostly latency: {factor} units as one"
-    return Saving(exchange.ratio(scenario), why)
+    ratios = []
+    for place in range(max(len(gathers), len(scatters))):
+        scenario = changed.without_spans(exchange.model, exchange.model.base, hooks, 1.0 - 1.0 / factor)
+        for kind, costs, by_last in (("all_gather", gathers, False), ("reduce_scatter", scatters, True)):
+            groups = [
+                [each.number for each in own[first : first + factor]]
+                for _, own in exchange.steps(frozenset({kind}))
+                for first in range(0, len(own), factor)
+            ]
+            cost = costs[min(place, len(costs) - 1)]
+            scenario = changed.with_merged_calls(scenario, groups, exchange.num_bytes, cost, by_last=by_last)
+        ratios.append(exchange.ratio(scenario))
+    return Saving(ratios, f"gathers of small units are mostly latency: {factor} units as one")
 
 
 def _units_to_merge(exchange: Exchange, cost: TransferCost) -> int:
@@ -431,8 +441,9 @@ def _layer_units(step: StepModel, facts: JobFacts) -> Changed | None:
     if left >= exposed:
         return None
     why = f"the parameters of {counted(layers, 'layer')} are gathered at once, before any of them computes"
-    saving = Saving(1.0 - (exposed - left) / step.base_ms, why)
-    return _applied(Change.SHARDING_UNITS, saving, step, facts)
+    saving = Saving([1.0 - (exposed - left) / step.base_ms], why)
+    changed_step = _applied(Change.SHARDING_UNITS, saving, step, facts)
+    return None if changed_step is None else changed_step._replace(error=None, basis="model")
 
 
 _REPLAY_ERROR = 0.2
@@ -485,9 +496,17 @@ def with_avoidable_communication(verdict: Verdict, rows: list[Headroom]) -> tupl
     best = max(own, key=lambda row: row.speedup, default=None)
     if best is None or 1.0 - 1.0 / best.speedup < _ANSWERING_GAIN * (verdict.share or 0.0):
         return verdict, rows
-    step_ms = None if best.interval_ms else best.step_ms
+    least, most = best.interval_ms or (best.step_ms, best.step_ms)
+    is_narrow = most - least <= 2 * (best.error or 0.0) * best.step_ms
     fix = PredictedFix(
-        best.action, step_ms, None if best.interval_ms else best.speedup, best.error, best.basis, best.interval_ms
+        best.action,
+        best.step_ms if is_narrow else None,
+        best.speedup if is_narrow else None,
+        best.error,
+        best.basis,
+        None if is_narrow else best.interval_ms,
     )
-    actions = [best.action, *(action for action in verdict.actions if action != best.action)]
-    return replace(verdict, fix=fix, actions=actions), [row for row in rows if row is not best]
+    actions = [best.action, *(action for action in verdict.actions if best.action not in action)]
+    head, look, files = verdict.summary.partition("; look at ")
+    summary = f"{head}; {best.why}{look}{files}"
+    return replace(verdict, fix=fix, actions=actions, summary=summary), [row for row in rows if row is not best]

@@ -27,6 +27,10 @@ LIKE_PROFILED = 2.0
 NOISE_SIGMAS = 2.0
 """Standard errors of the unprofiled mean within which a gain is none."""
 
+FASTER_HOST = 0.25
+"""Part of a step by which the host was at most faster without a fault than its replay, on recorded pairs: blocking
+calls, copies and the driver's allocations also slow the calls after them. What the GPU needs bounds it."""
+
 MAX_RANKS = 16
 """Captures of more ranks are not replayed: each takes a tenth of a second a replay."""
 
@@ -76,6 +80,11 @@ class CalibratedSteps(NamedTuple):
     def error(self) -> float:
         """Relative error of what the replay predicts."""
         return max(abs(self.calibration.captured_error), abs(self.calibration.error), MAX_ERROR)
+
+    def error_without(self, removal: Removal) -> float:
+        """Relative error of the replay without a cost: the host may then be faster than it was beside that."""
+        step_ms = self.without[removal].step_ms
+        return max(self.error, min(1.0 - self.floor_ms / step_ms, FASTER_HOST)) if step_ms > 0 else self.error
 
     def saved(self, removal: Removal) -> float:
         """Share of the step that is saved without a cost; 0 where that is within the noise of what it is fitted to."""

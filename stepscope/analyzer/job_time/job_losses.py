@@ -322,7 +322,8 @@ def _rest(
         copied_ms = of.pop(Cause.COPY, 0.0)
         saved_ms = light.saved(Removal.COPIES) * rest_ms
         kept_ms = max(copied_ms - saved_ms, 0.0)
-        divided.append(Loss(Cause.COPY, copied_ms, basis=REPLAY, error=light.error, kept_ms=kept_ms))
+        error = light.error_without(Removal.COPIES)
+        divided.append(Loss(Cause.COPY, copied_ms, basis=REPLAY, error=error, kept_ms=kept_ms))
         communicated_ms = of.pop(Cause.COMMUNICATION, 0.0)
         divided.append(Loss(Cause.COMMUNICATION, communicated_ms, basis=REPLAY, error=light.error))
     else:
@@ -417,12 +418,19 @@ def _replayed_idle(
     late = Loss(Cause.HOST_BOUND, late_ms, basis=REPLAY, error=light.error)
     allocated_ms = min(light.saved(Removal.ALLOCATIONS) * rest_ms, late_ms)
     if allocated_ms >= MOSTLY_ALLOCATED * late_ms > 0:
-        late = replace(late, reasons=[Reason.ALLOCATOR], kept_ms=late_ms - allocated_ms)
+        error = light.error_without(Removal.ALLOCATIONS)
+        late = replace(late, reasons=[Reason.ALLOCATOR], kept_ms=late_ms - allocated_ms, error=error)
     free, bound = light.without[Removal.BLOCKING_CALLS], light.without[Removal.NOTHING]
     queued_ms = free.queued_ms - bound.queued_ms
     hidden = hidden_ms(training, _HOST_STOPS, queued_ms, free.step_ms - free.host_ms) if blocked_ms > 0 else 0.0
     return [
-        Loss(Cause.SYNCHRONIZATION, blocked_ms, basis=REPLAY, error=light.error, alone_ms=blocked_ms + hidden),
+        Loss(
+            Cause.SYNCHRONIZATION,
+            blocked_ms,
+            basis=REPLAY,
+            error=light.error_without(Removal.BLOCKING_CALLS),
+            alone_ms=blocked_ms + hidden,
+        ),
         late,
         Loss(Cause.DEVICE_GAP if Cause.DEVICE_GAP in of else Cause.UNEXPLAINED, left_ms, basis=BOUND),
     ]

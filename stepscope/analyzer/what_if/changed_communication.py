@@ -1,7 +1,7 @@
 """Scenarios of a replay with other communication: calls left out, merged into larger ones, or with fewer bytes.
 
 A transfer is a latency plus its bytes at a rate (Hockney, 1994). Both are fitted to the job's own calls where their
-sizes differ enough; else the latency is bounded by the slowest network there is.
+sizes differ enough; else the latency is what a slow network leaves of a call.
 """
 
 from __future__ import annotations
@@ -21,13 +21,17 @@ from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN
 from stepscope.analyzer.what_if.replay import ReplayModel, Scenario
 from stepscope.core.vocabulary import Cause
 
-_SPREAD_OF_SIZES = 8.0
+_SPREAD_OF_SIZES = 4.0
 """Largest over smallest size from which a latency and a rate can be told apart."""
 
-SLOWEST_NS_PER_BYTE = 16.0
-"""Of an all-reduce over 1 Gbit/s Ethernet, whose ranks send and receive each byte twice at most."""
-SLOWEST_LOCAL_NS_PER_BYTE = 4.0
-"""The same between processes of one host: four ranks that share two busy cores take as long."""
+SLOWEST_NS_PER_BYTE = 4.0
+"""Of transfers between four processes on two busy cores, or over 10 Gbit/s Ethernet used by half."""
+FASTEST_NS_PER_BYTE = 0.5
+"""Of the same on idle cores."""
+SMALL_BYTES = 2**20
+"""A call of fewer may be mostly latency; of larger ones of one size as little is claimed as is certain."""
+MOST_LATENCY_NS = 10e6
+"""More is not claimed of calls of one size, which may go over a slower network."""
 
 
 class TransferCost(NamedTuple):
@@ -41,27 +45,25 @@ class TransferCost(NamedTuple):
         return self.latency_ns + self.ns_per_byte * num_bytes
 
 
-def fitted_cost(
-    num_bytes: Sequence[int], took_ns: Sequence[float], slowest_ns_per_byte: float = SLOWEST_NS_PER_BYTE
-) -> TransferCost | None:
-    """Cost of transfers from calls of one kind, with the least latency that they allow; None if none takes time.
+def fitted_costs(num_bytes: Sequence[int], took_ns: Sequence[float]) -> list[TransferCost]:
+    """Cost of transfers from calls of one kind; several where it is not certain, first that of the least latency.
 
-    Args:
-        slowest_ns_per_byte: of the slowest link that there may be, for calls of one size.
+    Empty if no call takes time.
     """
     by_size: dict[int, list[float]] = defaultdict(list)
     for one, duration in zip(num_bytes, took_ns, strict=True):
         if one > 0 and duration > 0:
             by_size[one].append(duration)
     if not by_size:
-        return None
+        return []
     sizes = np.array(sorted(by_size), np.float64)
     usual = np.array([np.median(by_size[int(size)]) for size in sizes])
     if sizes[-1] >= _SPREAD_OF_SIZES * sizes[0]:
-        return _weighted_line(sizes, usual)
+        return [_weighted_line(sizes, usual)]
     size, took = float(sizes.mean()), float(usual.mean())
-    latency = max(took - slowest_ns_per_byte * size, 0.0)
-    return TransferCost(latency, (took - latency) / size)
+    rates = [SLOWEST_NS_PER_BYTE, *([FASTEST_NS_PER_BYTE] if size < SMALL_BYTES else [])]
+    latencies = dict.fromkeys(min(max(took - rate * size, 0.0), MOST_LATENCY_NS) for rate in rates)
+    return [TransferCost(latency, (took - latency) / size) for latency in latencies]
 
 
 def _weighted_line(sizes: npt.NDArray[np.float64], took: npt.NDArray[np.float64]) -> TransferCost:

@@ -29,8 +29,8 @@ SHORTEST_LAUNCH_NS = 500
 COLD_NS = 10_000
 """Host time before a call from which on it bears the whole cost, less in proportion below: calls of a tight loop
 find all that they need in the processor's caches (seen on an H200: next to nothing a launch there, 14 us elsewhere)."""
-MAX_CALL_COST_NS = 25_000
-"""A cost of a call beyond this is not the profiler's."""
+MAX_CALL_COST_NS = 40_000
+"""A cost beyond this is not the profiler's: 25 us of a mean call, as many follow another at once."""
 MAX_ERROR = 0.05
 """Largest relative error of a replay from which anything is predicted."""
 
@@ -111,6 +111,7 @@ class LightReplay:
 
     def __init__(self, captures: Sequence[LightCapture]) -> None:
         self._captures = captures
+        self._known: dict[tuple[float, Removal], ReplayedSteps] = {}
         self.step_ms = sum(capture.step_ms for capture in captures) / len(captures)
         if len({capture.num_steps for capture in captures}) > 1:
             raise ValueError("the ranks' light captures have not as many steps")
@@ -123,7 +124,10 @@ class LightReplay:
             self._transfer_ns = [min(of_ranks) for of_ranks in zip(*durations, strict=True)]
 
     def calibrated(self, unprofiled_ms: float) -> Calibration:
-        """The cost of a call with which the replayed step takes as long as unprofiled ones, by bisection."""
+        """The cost of a call with which the replayed step takes as long as unprofiled ones.
+
+        By bisection and false position in turn: the step is shorter the more is taken off.
+        """
         step_ms = plain_ms = self.replayed_ms(0.0)
         cost = low = 0.0
         high = float(MAX_CALL_COST_NS) if plain_ms > unprofiled_ms else 0.0
@@ -131,10 +135,17 @@ class LightReplay:
         if fastest_ms > unprofiled_ms * (1 + _FITTED):  # the host does not count, or something else is wrong
             close = plain_ms <= unprofiled_ms * (1 + MAX_ERROR)
             cost, step_ms, high = (0.0, plain_ms, 0.0) if close else (high, fastest_ms, 0.0)
+        at_low, at_high, place = plain_ms, fastest_ms, 0.5
         while high - low > _FINEST_COST_NS and abs(step_ms / unprofiled_ms - 1) > _FITTED:
-            cost = (low + high) / 2
+            cost = low + place * (high - low)
             step_ms = self.replayed_ms(cost)
-            low, high = (cost, high) if step_ms > unprofiled_ms else (low, cost)
+            moves_low = step_ms > unprofiled_ms
+            low, at_low = (cost, step_ms) if moves_low else (low, at_low)
+            high, at_high = (high, at_high) if moves_low else (cost, step_ms)
+            is_bisection = place == 0.5
+            place = (
+                min((at_low - unprofiled_ms) / (at_low - at_high), 1.0) if is_bisection and at_low > at_high else 0.5
+            )
         return Calibration(cost / 1e3, step_ms, plain_ms / self.step_ms - 1, step_ms / unprofiled_ms - 1)
 
     def replayed_ms(self, call_cost_ns: float, without: Removal = Removal.NOTHING) -> float:
@@ -146,6 +157,19 @@ class LightReplay:
 
         A call that is taken away leaves the host time before it, unless that is spent for a read too.
         """
+        key = call_cost_ns, without if self._has(without) else Removal.NOTHING
+        if key not in self._known:
+            self._known[key] = self._replayed(*key)
+        return self._known[key]
+
+    def _has(self, removed: Removal) -> bool:
+        """Whether there is anything to take away."""
+        if removed is Removal.COLLECTIVES:
+            return any(capture.collectives for capture in self._captures)
+        kinds = _REMOVED_CALLS.get(removed)
+        return kinds is None or any(call.kind & kinds for capture in self._captures for call in capture.calls)
+
+    def _replayed(self, call_cost_ns: float, without: Removal) -> ReplayedSteps:
         together = bool(self._transfer_ns) and without is not Removal.COLLECTIVES
         ranks = [_replayed(capture, call_cost_ns, without, together=together) for capture in self._captures]
         ends = _run_together(ranks, self._transfer_ns * 2 if together else [])
@@ -229,7 +253,8 @@ def _planned(capture: LightCapture, cost_ns: float, without: Removal) -> list[_P
         if kind & removed:
             works = _pinned(works)
             act = _Act.LAUNCH if works else _Act.PLAIN
-            planned.append(_PlannedCall(act, before + host * launch_ns * bool(works), 0.0, works, awaits, aside))
+            launched_ns = min(launch_ns, max(own, SHORTEST_LAUNCH_NS)) if works else min(own, 0.0)
+            planned.append(_PlannedCall(act, max(before + launched_ns, 0.0), 0.0, works, awaits, aside))
         elif kind & Kind.WAITS:
             planned.append(_PlannedCall(_Act.WAIT, before, max(own, 0.0), works, awaits, aside))
         elif kind & Kind.COPIES_AND_WAITS:

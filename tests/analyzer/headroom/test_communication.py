@@ -10,7 +10,7 @@ from benchmarks.labelled_runs.score import KEPT, truth_of
 from stepscope.analyzer.headroom.knobs import TORCH_KNOBS
 from stepscope.analyzer.summaries import JobContext
 from stepscope.core.documents.analysis import Analysis, Headroom
-from stepscope.core.documents.training_settings import BackwardSettings, TrainingSettings
+from stepscope.core.documents.training_settings import BackwardSettings, FsdpSettings, TrainingSettings
 from stepscope.core.vocabulary import Cause, Change
 from stepscope.workflow.analyze import analyze
 from tests.analyzer.headroom.device_exchanges import DeviceExchange
@@ -30,7 +30,7 @@ def analysis_of(job: Exchange, settings: TrainingSettings | None = None) -> Anal
 def step_after(analysis: Analysis, change: Change) -> float | None:
     """Predicted step after a change, of the fix or the headroom; None where it is not advised."""
     verdict = analysis.verdict
-    if verdict.fix is not None and verdict.fix.action == TORCH_KNOBS[change]:
+    if verdict.fix is not None and verdict.fix.action.partition(" (now ")[0] == TORCH_KNOBS[change]:
         return verdict.fix.step_ms
     return next((row.step_ms for row in verdict.headroom if row.change is change), None)
 
@@ -86,6 +86,8 @@ def test_the_change_is_the_fix_of_a_job_that_communicates_too_much() -> None:
     assert verdict.cause is Cause.COMMUNICATION
     assert verdict.fix is not None
     assert "no_sync" in verdict.fix.action == verdict.actions[0]
+    assert not any("no_sync" in action for action in verdict.actions[1:])
+    assert "reduced in each of 4 micro-batches" in verdict.summary
     assert 1 - 1 / (verdict.fix.speedup or 1) == pytest.approx(1 - truth["fixed_ms"] / truth["bare_ms"], abs=0.03)
 
 
@@ -136,3 +138,26 @@ def test_gains_of_two_changes_are_not_added_up() -> None:
     assert len(gains) == 2
     assert all(row.together_ms is None or row.together_ms >= before - sum(gains) for row in rows)
     assert max(gains) == pytest.approx(before - once, rel=0.05)
+
+
+HALF = TrainingSettings(autocast={"cuda": "bfloat16"}, backward=BackwardSettings(passes=1, compute_types=["bfloat16"]))
+
+
+def test_gradients_in_16_bits_take_half_of_the_bytes_where_compute_has_no_more() -> None:
+    job = DeviceExchange(buckets=((2_200, 1_000_000), (700, 250_000)), compute=300)
+    expected = run_on_devices(replace(job, buckets=((1_200, 500_000), (450, 125_000))))[1]
+    traces, _ = run_on_devices(job)
+    change = Change.REDUCED_PRECISION_GRADIENTS
+    assert step_after(analyse(*traces, context=JobContext(settings=HALF)), change) == pytest.approx(expected, rel=0.02)
+    full = TrainingSettings(backward=BackwardSettings(passes=1, compute_types=["float32"]))
+    assert step_after(analyse(*traces, context=JobContext(settings=full)), change) is None
+    assert step_after(analyse(*traces), change) is None
+
+
+def test_one_unit_for_all_layers_exposes_what_units_of_layers_hide() -> None:
+    traces, before = run_on_devices(DeviceExchange(buckets=((4_000, 1_000_000),), compute=3_000))
+    whole = TrainingSettings(fsdp=[FsdpSettings(version=2, num_units=1, num_layers=8)])
+    after = step_after(analyse(*traces, context=JobContext(settings=whole)), Change.SHARDING_UNITS)
+    assert after == pytest.approx(before - 7 / 8 * 4.0, rel=0.05)
+    by_layers = TrainingSettings(fsdp=[FsdpSettings(version=2, num_units=9, num_layers=8)])
+    assert step_after(analyse(*traces, context=JobContext(settings=by_layers)), Change.SHARDING_UNITS) is None

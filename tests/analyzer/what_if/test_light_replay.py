@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from benchmarks.accuracy.light_replay import replayed
 from stepscope.analyzer.what_if.light_capture import LightCapture
-from stepscope.analyzer.what_if.light_replay import BETWEEN_KERNELS_NS, Removal
+from stepscope.analyzer.what_if.light_replay import BETWEEN_KERNELS_NS, LightReplay, Removal
+from stepscope.trace.columns import Category
+from stepscope.trace.reading import read_ranks
 from tests.analyzer.build import COMMUNICATION_STREAM, COMPUTE_STREAM, COPY_STREAM
 from tests.analyzer.what_if.light_jobs import (
     EVENT_SYNC,
@@ -198,3 +200,21 @@ def test_recorded_jobs_that_the_host_bounds_gain_nothing_without_their_blocking_
     truth = json.loads((shared_traces / "light" / "truth.json").read_text())[name]
     figures = replayed(shared_traces / "light", name, truth)
     assert figures[Removal.BLOCKING_CALLS.value] == figures["unprofiled"]
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("case", ["ddp", "fsdp", "fsdp_p2poff", "tp", "pp_few", "straggler", "slow_loader"])
+def test_recorded_jobs_of_two_gpus_are_replayed_as_captured(shared_traces: Path, case: str) -> None:
+    traces = [
+        trace for path in sorted((shared_traces / "h100x2" / case).glob("*.json.gz")) for trace in read_ranks(path)
+    ]
+    captures = []
+    for trace in traces:
+        marks = trace.rows_named(lambda name: name.startswith("ProfilerStep#"), Category.USER_ANNOTATION)
+        ends = sorted(trace.end_ns[marks].tolist())
+        captures.append(LightCapture(trace, [int(trace.start_ns[marks].min()), *ends]))
+    replay = LightReplay(captures)
+    assert len(captures) == 2
+    assert replay.replayed_ms(0.0) == pytest.approx(replay.step_ms, rel=0.05)
+    for removal in Removal:
+        assert replay.replayed_ms(0.0, removal) <= 1.001 * replay.replayed_ms(0.0)

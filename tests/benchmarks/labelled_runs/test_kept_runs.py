@@ -17,13 +17,14 @@ _MISSED = {
     # Its depthwise convolutions on NCHW images fill a part of the GPU: a loss of the captured steps, for which the
     # headroom names the right layout.
     "headroom/efficientnet_nchw": {"cause", "bottleneck"},
-    # Four ranks on two busy cores: the profiled run is a fifth slower than the bare blocks, the share saved is right.
-    "communication/ddp_accumulates": {"gain"},
-    "communication/wide_accumulates": {"gain"},
-    # The loader's workers want cores too: what waits for them is called starved, as the ranks lose more at once.
-    "communication/ddp_tuned": {"cause"},
-    # The same, but faster than the bare blocks: the step is right, and less is saved of a shorter one.
+    "headroom/resnet_nchw": {"cause", "bottleneck", "gain"},
+    "headroom/llama_checkpointing": {"cause", "gain", "saving"},
+    # The bare blocks are a fifth slower than the profiled run: the step is right, and less is saved of a shorter one.
     "communication/fsdp_small_units": {"saving"},
+    # Compute hides each of the 16 reductions; what they take of the other threads no trace shows.
+    "communication/ddp_small_buckets": {"action", "gain"},
+    # The host is through with a step in 32 of 38 ms, and is called the limit.
+    "communication/bert_searches_unused": {"cause"},
 }
 """What is wrong, with the reason."""
 
@@ -52,8 +53,8 @@ def test_a_truth_is_whole(run: Path) -> None:
 
 
 def test_all_runs_stay_small() -> None:
-    assert len(kept_runs()) == 70
-    assert sum(path.stat().st_size for path in KEPT.rglob("*") if path.is_file()) < 20e6
+    assert len(kept_runs()) == 86
+    assert sum(path.stat().st_size for path in KEPT.rglob("*") if path.is_file()) < 26e6
 
 
 def test_the_reliability_table_counts_what_is_named() -> None:
