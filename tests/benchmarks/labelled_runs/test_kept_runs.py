@@ -25,6 +25,16 @@ _MISSED = {
     "communication/ddp_small_buckets": {"action", "gain"},
     # The host is through with a step in 32 of 38 ms, and is called the limit.
     "communication/bert_searches_unused": {"cause"},
+    # The rest of the host is up to a quarter faster without the fault, by how much the capture of the loop with it does
+    # not show: what is left looks like late launches, and the step after the fix is too long.
+    "calls/bert_clips_by_value": {"share"},
+    "calls/encoder_counts_outliers": {"cause", "share"},
+    "calls/gpt2_states_on_cpu": {"share", "step"},
+    "calls/resnet_empties_cache": {"share"},
+    # The same, and the profiled run is slower than the bare blocks.
+    "calls/encoder_histograms": {"share", "step"},
+    # Most of what a tensor of one number costs is Python and its launch, not the copy.
+    "calls/resnet_scalar_tensors": {"cause"},
 }
 """What is wrong, with the reason."""
 
@@ -53,8 +63,8 @@ def test_a_truth_is_whole(run: Path) -> None:
 
 
 def test_all_runs_stay_small() -> None:
-    assert len(kept_runs()) == 86
-    assert sum(path.stat().st_size for path in KEPT.rglob("*") if path.is_file()) < 26e6
+    assert len(kept_runs()) == 98
+    assert sum(path.stat().st_size for path in KEPT.rglob("*") if path.is_file()) < 27e6
 
 
 def test_the_reliability_table_counts_what_is_named() -> None:
