@@ -60,7 +60,11 @@ def captured_steps(
     copies = [
         sum(copy.num_bytes for copy in view.kernel_sums.copies if copy.kind == _TO_PAGEABLE) for view in views.values()
     ]
-    straggler = next((gain for gain in what_if if gain.fix is Cause.STRAGGLER and gain.measured_step_ms), None)
+    straggler = [
+        gain.step_ms / gain.measured_step_ms
+        for gain in what_if
+        if gain.fix is Cause.STRAGGLER and gain.measured_step_ms
+    ]
     return CapturedSteps(
         index=next(iter(views.values())).window.index[:num].tolist(),
         step_ms=step_ms,
@@ -69,6 +73,6 @@ def captured_steps(
         paused_ms=max((floor.paused_ns for floor in floors), default=0) / 1e6,
         pageable_bytes=max(copies, default=0),
         without_blocking_ms=next((gain.step_ms for gain in what_if if gain.fix is Cause.SYNCHRONIZATION), None),
-        without_straggler=None if straggler is None else straggler.step_ms / straggler.measured_step_ms,
+        without_straggler=straggler[0] if straggler else None,
         is_one_clock=is_one_clock,
     )

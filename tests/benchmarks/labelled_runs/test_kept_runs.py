@@ -14,10 +14,9 @@ _RUNS = kept_runs()
 _MISSED = {
     # The saves take 55 of 74 ms a step bare, 33 of 62 in the profiled run.
     "gpu/trainer_saves": {"share"},
-    # Its depthwise convolutions on NCHW images fill a part of the GPU: a loss of the captured steps, for which the
-    # headroom names the right layout.
-    "headroom/efficientnet_nchw": {"cause", "bottleneck"},
-    "headroom/resnet_nchw": {"cause", "bottleneck", "gain"},
+    # Convolutions without the change of layout gain more than the nearest measured ones: 44 ms for 36.
+    "headroom/resnet_nchw": {"gain"},
+    # The host launches as long as a step takes: what it saves with the recomputation is not modelled.
     "headroom/llama_checkpointing": {"cause", "gain", "saving"},
     # The bare blocks are a fifth slower than the profiled run: the step is right, and less is saved of a shorter one.
     "communication/fsdp_small_units": {"saving"},
