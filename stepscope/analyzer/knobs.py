@@ -232,7 +232,7 @@ KNOBS: dict[str, Knob] = {
         "evaluate every {new} steps",
         "500",
         transformers="TrainingArguments(eval_steps={new})",
-        lightning="Trainer(val_check_interval={new})",
+        lightning="Trainer(val_check_interval={new}, check_val_every_n_epoch=None)",
         megatron="--eval-interval {new}",
         switch="eval_strategy",
     ),
@@ -343,6 +343,8 @@ class Options(dict[str, str]):
             present = self._arguments[argument]
         else:
             present = knob.present(self.settings) if self.settings is not None else None
+        if own and knob.switch:
+            own, present, measured = self._interval(name, own, present, measured)
         present = measured if present is None else present
         is_number = isinstance(present, int | float) and not isinstance(present, bool)
         if times is not None and is_number and isinstance(present, int | float) and present >= 1:
@@ -352,6 +354,21 @@ class Options(dict[str, str]):
         text = (own or knob.torch).format(new=value, optimizer=optimizer)
         is_shown = present is not None and str(present) != str(value) and present != ""
         return f"{text} (now {_plain(present)})" if is_shown else text
+
+    def _interval(self, name: str, own: str, present: Value, measured: int | None) -> tuple[str, Value, int | None]:
+        """A trainer's option of an interval, its present value and the measured one, in the unit of that option.
+
+        A float is a fraction: of an epoch in Lightning, of all steps in transformers. Lightning validates by batches;
+        `check_val_every_n_epoch=None` lets the interval be longer than an epoch. transformers ignores the steps under
+        the strategy "epoch".
+        """
+        switch = KNOBS[name].switch
+        if self._arguments.get(switch) == "epoch":
+            return own.replace("(", f'({switch}="steps", ', 1), None, measured
+        if self.library == "lightning" and name == "eval_interval" and measured is not None:
+            batches = self._arguments.get("accumulate_grad_batches")
+            measured *= batches if isinstance(batches, int) else 1
+        return own, None if isinstance(present, float) else present, measured
 
     def less_often(self, times: int | None, interval: int | None) -> Options:
         """The options with intervals of checkpoints and evaluations that many times longer.

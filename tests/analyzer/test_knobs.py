@@ -164,6 +164,25 @@ def test_a_trainer_that_does_not_save_is_not_told_to_save_less_often() -> None:
     assert options.less_often(3, 10)["save_interval"].endswith("save every 30 steps (now 10)")
 
 
+def test_an_interval_of_lightning_may_be_longer_than_an_epoch() -> None:
+    """Lightning refuses an interval of more batches than an epoch has, unless epochs do not count."""
+    batches = Options(_settings("lightning", val_check_interval=8, check_val_every_n_epoch=1))
+    option = "Trainer(val_check_interval=120, check_val_every_n_epoch=None) (now 8)"
+    assert batches.less_often(15, 8)["eval_interval"] == option
+    for fraction in (1.0, 0.2):
+        epochs = Options(_settings("lightning", val_check_interval=fraction, accumulate_grad_batches=4))
+        assert epochs.less_often(15, 2)["eval_interval"] == option
+        assert "(now" not in epochs.less_often(15, None)["eval_interval"]
+
+
+def test_an_interval_of_transformers_counts_under_the_strategy_steps() -> None:
+    epochs = Options(_settings("transformers", save_steps=500, save_strategy="epoch"))
+    option = 'TrainingArguments(save_strategy="steps", save_steps=300) (now 20)'
+    assert epochs.less_often(15, 20)["save_interval"] == option
+    fraction = Options(_settings("transformers", eval_steps=0.1, eval_strategy="steps"))
+    assert fraction.less_often(15, 20)["eval_interval"] == "TrainingArguments(eval_steps=300) (now 20)"
+
+
 def test_no_advice_that_the_run_contradicts() -> None:
     assert "profile(with_stack=True)" in remedy_text(Reason.PYTHON)
     assert "with_stack" not in remedy_text(Reason.PYTHON, Advice(with_stacks=True))
