@@ -181,10 +181,21 @@ def test_no_advice_that_the_run_contradicts() -> None:
     assert "reduce-overhead" not in remedy_text(Reason.DISPATCH, Advice(graphs))
     pinned = TrainingSettings(loaders=[LoaderSettings(True, 2, pin_memory=True)])
     assert "pin_memory=True" not in remedy_text(Reason.PAGEABLE_MEMORY, Advice(pinned))
-    assert "pin_memory" not in remedy_text(Reason.PAGEABLE_MEMORY, Advice(copies_to_host=True))
+    for reason in (Reason.PAGEABLE_MEMORY, Reason.BLOCKING_COPY):
+        assert "pin_memory" not in remedy_text(reason, Advice(copies_to_host=True))
+        assert "pin_memory" in remedy_text(reason)
     sixteen = TrainingSettings(backward=BackwardSettings(1, compute_types=["bfloat16"]))
     assert "autocast" not in actions_for(Cause.COMPUTE_BOUND, [], advice=Advice(sixteen))[0]
     assert actions_for(Cause.HOST_BOUND, [], advice=Advice(has_free_cores=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("cause", "reason"),
+    [(Cause.SYNCHRONIZATION, Reason.EXPLICIT_SYNCHRONIZE), (Cause.COPY, Reason.PAGEABLE_MEMORY)],
+)
+def test_what_a_cause_advises_without_a_reason_is_not_said_again(cause: Cause, reason: Reason) -> None:
+    assert actions_for(cause, []) != []
+    assert actions_for(cause, [reason]) == [remedy_text(reason)]
 
 
 def test_the_option_at_fault_comes_first() -> None:
