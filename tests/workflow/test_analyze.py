@@ -16,7 +16,6 @@ from stepscope.core.errors import DataError, TruncatedTraceError
 from stepscope.core.vocabulary import Cause, TimeCategory
 from stepscope.store.runs import has_current_analysis, load_analysis, load_timeline
 from stepscope.workflow.analyze import analyze
-from stepscope.workflow.compare import compare
 from stepscope.workflow.what_if import what_if
 from tests.workflow.written_traces import STEPS, trace_document, write_straggling_job, write_trace
 
@@ -250,8 +249,6 @@ def test_what_needs_a_trace_is_refused_without_one(tmp_path: Path, choice: dict[
         analyze([str(run)], **choice)
     with pytest.raises(DataError, match="has no captured traces yet"):
         what_if([str(run)])
-    with pytest.raises(DataError, match="has no captured traces to compare"):
-        compare(str(run), str(run))
 
 
 def test_a_run_without_traces_and_steps_is_refused(tmp_path: Path) -> None:

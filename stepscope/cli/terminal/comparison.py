@@ -81,7 +81,7 @@ def _print_records(console: Console, comparison: Comparison) -> None:
         parts = [(recorded_title(row.name), row.ms, "") for row in comparison.recorded]
         _print_table(console, _difference_table("recorded in all steps", parts, ""))
     if comparison.settings:
-        table = report_table("setting that differs", "a", "b", "acts on what got slower by")
+        table = report_table("setting that differs", "a", "b", "acts on what changed by")
         for row in comparison.settings[:MAX_SETTINGS]:
             by = f"{row.explains_ms:,.1f} ms" if row.explains_ms > 0 else ""
             table.add_row(row.name, _short_name(row.a or "unset"), _short_name(row.b or "unset"), by)
