@@ -144,9 +144,8 @@ def job_losses(
     ]
     excess = np.where(training.slow.is_slow, training.losses.rest_ms - training.slow.ordinary_ms, 0.0)
     slow_ms = weighted_mean(np.maximum(excess, 0.0), weight)
-    if floor_ms is not None:
-        held_up_ms = sum(loss.ms if loss.most_ms is None else loss.most_ms for loss in recorded)
-        slow_ms = min(slow_ms, max(step_ms - floor_ms - held_up_ms, 0.0))
+    held_up_ms = sum(loss.ms if loss.most_ms is None or floor_ms is None else loss.most_ms for loss in recorded)
+    slow_ms = min(slow_ms, max(step_ms - (floor_ms or 0.0) - held_up_ms, 0.0))
     slow = _slow_losses(training, captures, slow_ms)
     if not captures and training.trend is not None:
         growth_ms = _longer_ms(training, weight, training.trend.first_ms)
