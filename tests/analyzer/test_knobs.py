@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import fields, replace
@@ -212,3 +213,10 @@ def test_the_option_at_fault_comes_first() -> None:
 def test_checkpoints_become_so_rare_that_they_take_a_twentieth() -> None:
     [action] = actions_for(Cause.CHECKPOINT, [], share=0.5, interval=10)
     assert action == "torch.distributed.checkpoint.async_save, or save every 200 steps (now 10)"
+
+
+@pytest.mark.parametrize("present", [math.inf, math.nan, 1e308, 10**400, -1, 0, True, "many"])
+def test_a_number_that_no_run_has_is_not_multiplied(present: Any) -> None:
+    options = Options(_settings("transformers", per_device_train_batch_size=present, save_steps=present))
+    assert "per_device_train_batch_size=2x" in options.of_changes()[Change.LARGER_BATCH]
+    assert "save_steps=500" in options.less_often(3, 10)["save_interval"]
