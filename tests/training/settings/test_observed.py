@@ -126,6 +126,11 @@ def test_of_the_environment_named_variables_alone_are_read(monkeypatch: pytest.M
     assert "s3cret" not in found.values()
 
 
+def test_a_variable_that_is_not_utf8_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_DEBUG", "\udcffINFO")
+    assert relevant_environment()["NCCL_DEBUG"] == "?INFO"
+
+
 def test_an_optimizer_is_known_by_its_class_and_implementation() -> None:
     observed = ObservedSettings(MemoryOwners())
     fused = torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))], fused=True)
