@@ -297,8 +297,10 @@ def _rest(
     distortion = max(captured_ms - delayed_ms, 0.0) / rest_ms - 1.0 if rest_ms > 0 else None
     of = {CAUSE_ORDER[code]: float(cause_ms[code]) for code in np.flatnonzero(cause_ms).tolist()}
     if not captures[0].on_device:
-        scale = rest_ms / captured_ms if captured_ms > 0 else 0.0
-        return _divided({cause: own * scale for cause, own in of.items()}, [], distortion)
+        unknown_ms = max(rest_ms - captured_ms - LIKE_STEPS * rest_ms, 0.0)  # of which shorter steps show nothing
+        scale = (rest_ms - unknown_ms) / captured_ms if captured_ms > 0 else 0.0
+        unknown = [Loss(Cause.UNEXPLAINED, unknown_ms, basis=BOUND)] if unknown_ms > 0 else []
+        return _divided({cause: own * scale for cause, own in of.items()}, unknown, distortion)
     paused = [capture.paused_ms / capture.step_ms.mean() for capture in captures]
     extra: list[Loss] = []
     if (share := float(np.mean(paused))) >= MIN_PAUSED_SHARE:

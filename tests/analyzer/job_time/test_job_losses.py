@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepscope.analyzer.job_time.captured_steps import CapturedSteps
 from stepscope.analyzer.job_time.job_losses import JobLosses, job_losses
 from stepscope.analyzer.job_time.steps import job_steps
 from stepscope.analyzer.job_time.training_time import training_time
+from stepscope.analyzer.ledger.segments import CAUSE_CODE, CAUSE_ORDER
 from stepscope.core.documents.run_directory import RankSteps, Step
-from tests.analyzer.job_time.records import MS, START_NS, rank_steps
+from stepscope.core.vocabulary import Cause
+from tests.analyzer.job_time.records import MS, START_NS, captured, rank_steps
 
 MOST_MS = 10_000
 lengths = st.integers(0, MOST_MS)
@@ -67,3 +71,17 @@ def test_an_attempt_on_a_host_whose_clock_is_behind_has_its_own_steps() -> None:
     steps = job_steps([RankSteps(0, [*first.steps, *again.steps])])
     assert steps is not None
     assert steps.period_ms == pytest.approx([100.0] * 10 + [50.0] * 10)
+
+
+@pytest.mark.parametrize(("captured_ms", "unknown"), [(8.0, 0.45), (18.0, 0.0), (40.0, 0.0)])
+def test_captured_steps_that_are_shorter_leave_the_others_unexplained_on_a_cpu(
+    captured_ms: float, unknown: float
+) -> None:
+    steps = job_steps([rank_steps(0, [20.0] * 10 + [captured_ms] * 3 + [20.0] * 10, captured(10, 12))])
+    assert steps is not None
+    causes = np.zeros((3, len(CAUSE_ORDER)))
+    causes[:, CAUSE_CODE[Cause.HOST_BOUND]] = captured_ms
+    capture = CapturedSteps([10, 11, 12], causes.sum(axis=1), causes, None, 0.0, 0, None)
+    shares = job_losses(training_time(steps, []), [capture]).breakdown()
+    assert shares.get("unexplained", 0.0) == pytest.approx(unknown, abs=0.001)
+    assert shares["host_bound"] == pytest.approx(1.0 - unknown, abs=0.001)
