@@ -320,7 +320,7 @@ class Options(dict[str, str]):
     def __init__(self, settings: TrainingSettings | None = None, optimizer: str = "") -> None:
         super().__init__()
         self.settings = settings
-        self.optimizer = optimizer or "the optimizer: ..."
+        self.optimizer = optimizer or "Optimizer"
         self.library = settings.trainer.name if settings is not None and settings.trainer is not None else "torch"
 
     def __missing__(self, knob: str) -> str:
@@ -347,7 +347,7 @@ class Options(dict[str, str]):
             own, present, measured = self._interval(name, own, present, measured)
         present = measured if present is None else present
         is_number = isinstance(present, int | float) and not isinstance(present, bool)
-        if times is not None and is_number and isinstance(present, int | float) and present >= 1:
+        if times is not None and is_number and isinstance(present, int | float) and 1 <= present <= _MOST_COUNTED:
             new = _rounded_up(present * times)
         optimizer = (_optimizer("name")(self.settings) if self.settings is not None else None) or self.optimizer
         value = knob.new if new is None else new
@@ -368,7 +368,8 @@ class Options(dict[str, str]):
         if self.library == "lightning" and name == "eval_interval" and measured is not None:
             batches = self._arguments.get("accumulate_grad_batches")
             measured *= batches if isinstance(batches, int) else 1
-        return own, None if isinstance(present, float) else present, measured
+        is_fraction = isinstance(present, float) and 0 < present <= 1
+        return own, None if is_fraction else present, measured
 
     def less_often(self, times: int | None, interval: int | None) -> Options:
         """The options with intervals of checkpoints and evaluations that many times longer.
@@ -410,6 +411,10 @@ def _argument(option: str) -> str | None:
     if found["section"]:
         return ".".join(filter(None, (found["section"], found["key"])))
     return found["call"] or found["flag"].replace("-", "_")
+
+
+_MOST_COUNTED = 1e12
+"""Largest number of steps or samples; a larger one is of a damaged run."""
 
 
 def _rounded_up(number: float) -> int:

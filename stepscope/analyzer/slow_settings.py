@@ -9,7 +9,7 @@ from typing import NamedTuple
 from stepscope.analyzer.blame.remedies import MAX_ACTIONS
 from stepscope.analyzer.knobs import Options
 from stepscope.analyzer.rank_view import RankView
-from stepscope.core.documents.analysis import AnalysedJob, Analysis, Verdict
+from stepscope.core.documents.analysis import Analysis, KernelTime, Verdict
 from stepscope.core.documents.training_settings import TrainingSettings
 from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Evidence, Notice, Reason
 
@@ -43,6 +43,7 @@ class SlowSetting(NamedTuple):
         on_gpu: it has an effect on jobs with a GPU alone.
         min_ranks: it has an effect on jobs of so many ranks or more.
         evidence: what shows it, where it is not a setting of the run.
+        operation: it has an effect on kernels of this operation alone; empty: on others too.
     """
 
     action: str
@@ -50,9 +51,24 @@ class SlowSetting(NamedTuple):
     on_gpu: bool = False
     min_ranks: int = 1
     evidence: tuple[Evidence, ...] = ()
+    operation: str = ""
 
-    def affects(self, job: AnalysedJob) -> bool:
-        return job.world_size >= self.min_ranks and (job.device_kind == "gpu" or not self.on_gpu)
+    def affects(self, analysis: Analysis) -> bool:
+        job = analysis.job
+        is_able = job.world_size >= self.min_ranks and (job.device_kind == "gpu" or not self.on_gpu)
+        return is_able and _share_of(self.operation, analysis.roofline.kernels) >= _NOTABLE_SHARE
+
+
+_NOTABLE_SHARE = 0.1
+"""Least share of the kernels' time for a setting of one operation to be named: it gains a part of that."""
+
+
+def _share_of(operation: str, kernels: Sequence[KernelTime]) -> float:
+    """Share of an operation in the time of a trace's kernels; 1 where no trace tells it."""
+    total = sum(kernel.ms for kernel in kernels if kernel.operation)
+    if not operation or total <= 0:
+        return 1.0
+    return sum(kernel.ms for kernel in kernels if kernel.operation == operation) / total
 
 
 def slow_settings(settings: TrainingSettings | None, environment: Mapping[str, str]) -> list[SlowSetting]:
@@ -76,7 +92,14 @@ def slow_settings(settings: TrainingSettings | None, environment: Mapping[str, s
         found.append(SlowSetting(f"{action}: deterministic kernels are slower"))
     if settings is not None and _searches_no_convolutions(settings):
         action = f"{Options(settings).text('cudnn_benchmark')}: convolutions have the same shapes in every step, so"
-        found.append(SlowSetting(f"{action} a search at the start finds the fastest kernels", HEALTHY_CAUSES, True))
+        found.append(
+            SlowSetting(
+                f"{action} a search at the start finds the fastest kernels",
+                HEALTHY_CAUSES,
+                on_gpu=True,
+                operation="convolution",
+            )
+        )
     return found
 
 
@@ -109,7 +132,7 @@ def _searches_no_convolutions(settings: TrainingSettings) -> bool:
 
 def with_slow_settings(analysis: Analysis, settings: Sequence[SlowSetting]) -> Analysis:
     """The analysis with a notice of each setting that slows the job, which the verdict's actions begin with."""
-    slow = [setting for setting in settings if setting.affects(analysis.job)]
+    slow = [setting for setting in settings if setting.affects(analysis)]
     notices = [Notice(SLOW_SETTING, setting.action) for setting in slow]
     verdict = _with_actions(analysis.verdict, slow)
     return replace(analysis, verdict=verdict, warnings=[*analysis.warnings, *notices]) if slow else analysis

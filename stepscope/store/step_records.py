@@ -28,6 +28,7 @@ _FAR_FEWER = 0.5
 
 _STEP_FILE = re.compile(r"rank(\d{1,9})\.jsonl")
 _Time = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+_Number = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
 
 
 class _Anomaly(msgspec.Struct):
@@ -37,7 +38,7 @@ class _Anomaly(msgspec.Struct):
 class _StepLine(msgspec.Struct, gc=False):
     """The fields of a `Step` as a line has them, with their limits; figures are fields beside these."""
 
-    index: int
+    index: _Number
     start_ns: _Time
     end_ns: _Time
     data_wait_ns: _Time = 0
@@ -45,7 +46,7 @@ class _StepLine(msgspec.Struct, gc=False):
     captured: bool = False
     anomalies: list[str | _Anomaly] = msgspec.field(default_factory=list)
     non_finite: list[str] = msgspec.field(default_factory=list)
-    attempt: int = 1
+    attempt: _Number = 1
     state: str = "wait"
     export_ns: _Time = 0
     prepare_ns: _Time = 0
@@ -203,6 +204,9 @@ WARM_UP_SHARE = 0.1
 MAX_WARM_UP_STEPS = 10
 """Steps left out at the beginning: compilation, autotuning, caches that fill."""
 
+_MOSTLY = 0.5
+"""Share of a rank's settled steps above which those with a time by CUDA events stand for all."""
+
 _NEAREST_BEFORE = 10
 _MAX_AFTER = 100
 """Settled steps that show what a captured one takes without the profiler. Those before the capture are not affected by
@@ -234,7 +238,8 @@ class StepTelemetry:
     """Settled, unprofiled steps read from a run directory.
 
     Attributes:
-        step_ms: duration of each in order, the median over ranks.
+        step_ms: duration of each in order, the median over ranks: the GPU's, by CUDA events, where most steps have it,
+            as hosts run ahead until the launch queue is full; else the host's.
         parts_ms: by name, the longest of any rank in each of these steps: phases, and losses of every step.
         tokens: median of the figure "tokens"; None where the training loop did not record it.
         memory_bytes: largest value over ranks and steps of each figure whose name contains "memory".
@@ -269,11 +274,11 @@ def read_step_telemetry(run_directory: Path) -> StepTelemetry:
     tokens: list[float] = []
     memory: dict[str, float] = {}
     for _, path in _some_files(run_directory):
-        for step in _timed_steps(path):
-            if step.settled_ms is None:
-                continue
+        settled = [(step, step.settled_ms) for step in _timed_steps(path) if step.settled_ms is not None]
+        on_device = [(step, step.line.device_ns / 1e6) for step, _ in settled if step.line.device_ns]
+        for step, length_ms in on_device if len(on_device) > _MOSTLY * len(settled) else settled:
             key = step.attempt, step.line.index
-            by_step[key].append(step.settled_ms)
+            by_step[key].append(length_ms)
             figures = _figures(step.text)
             for name, part_ms in _parts_ms(step.line, figures).items():
                 parts[name][key] = max(parts[name].get(key, 0.0), part_ms)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import fields, replace
@@ -200,10 +201,21 @@ def test_no_advice_that_the_run_contradicts() -> None:
     assert "reduce-overhead" not in remedy_text(Reason.DISPATCH, Advice(graphs))
     pinned = TrainingSettings(loaders=[LoaderSettings(True, 2, pin_memory=True)])
     assert "pin_memory=True" not in remedy_text(Reason.PAGEABLE_MEMORY, Advice(pinned))
-    assert "pin_memory" not in remedy_text(Reason.PAGEABLE_MEMORY, Advice(copies_to_host=True))
+    for reason in (Reason.PAGEABLE_MEMORY, Reason.BLOCKING_COPY):
+        assert "pin_memory" not in remedy_text(reason, Advice(copies_to_host=True))
+        assert "pin_memory" in remedy_text(reason)
     sixteen = TrainingSettings(backward=BackwardSettings(1, compute_types=["bfloat16"]))
     assert "autocast" not in actions_for(Cause.COMPUTE_BOUND, [], advice=Advice(sixteen))[0]
     assert actions_for(Cause.HOST_BOUND, [], advice=Advice(has_free_cores=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("cause", "reason"),
+    [(Cause.SYNCHRONIZATION, Reason.EXPLICIT_SYNCHRONIZE), (Cause.COPY, Reason.PAGEABLE_MEMORY)],
+)
+def test_what_a_cause_advises_without_a_reason_is_not_said_again(cause: Cause, reason: Reason) -> None:
+    assert actions_for(cause, []) != []
+    assert actions_for(cause, [reason]) == [remedy_text(reason)]
 
 
 def test_the_option_at_fault_comes_first() -> None:
@@ -220,3 +232,10 @@ def test_the_option_at_fault_comes_first() -> None:
 def test_checkpoints_become_so_rare_that_they_take_a_twentieth() -> None:
     [action] = actions_for(Cause.CHECKPOINT, [], share=0.5, interval=10)
     assert action == "torch.distributed.checkpoint.async_save, or save every 200 steps (now 10)"
+
+
+@pytest.mark.parametrize("present", [math.inf, math.nan, 1e308, 10**400, -1, 0, True, "many"])
+def test_a_number_that_no_run_has_is_not_multiplied(present: Any) -> None:
+    options = Options(_settings("transformers", per_device_train_batch_size=present, save_steps=present))
+    assert "per_device_train_batch_size=2x" in options.of_changes()[Change.LARGER_BATCH]
+    assert "save_steps=500" in options.less_often(3, 10)["save_interval"]

@@ -9,9 +9,9 @@ import pytest
 
 from stepscope.analyzer.slow_settings import SLOW_SETTING, slow_settings, with_slow_settings
 from stepscope.analyzer.summaries import JobContext
-from stepscope.core.documents.analysis import Analysis, PredictedFix
+from stepscope.core.documents.analysis import Analysis, KernelTime, PredictedFix
 from stepscope.core.documents.training_settings import BackwardSettings, TrainingSettings
-from stepscope.core.vocabulary import Cause, Reason
+from stepscope.core.vocabulary import Cause, Reason, TimeCategory
 from tests.analyzer.build import TraceBuilder
 from tests.analyzer.readings import analyse
 
@@ -118,3 +118,22 @@ def test_a_search_for_convolutions_needs_fixed_shapes_and_is_no_fault_without_co
         replace(off, backward=None),
     ):
         assert slow_settings(others, {}) == []
+
+
+@pytest.mark.parametrize(("convolution_ms", "is_named"), [(1.0, False), (20.0, True)])
+def test_a_search_for_convolutions_is_not_named_where_they_take_next_to_nothing(
+    convolution_ms: float, is_named: bool
+) -> None:
+    fixed = BackwardSettings(1, num_convolutions=1, has_fixed_shapes=True)
+    settings = slow_settings(TrainingSettings(cudnn_benchmark=False, cudnn_deterministic=False, backward=fixed), {})
+    analysis = _analysis(Cause.COMPUTE_BOUND, [])
+    analysis = replace(analysis, roofline=replace(analysis.roofline, kernels=[]))
+    assert with_slow_settings(analysis, settings).verdict.actions[0] == settings[0].action, "no kernels are known"
+    kernels = [
+        KernelTime("gemm", 1, 80.0, TimeCategory.COMPUTE_BOUND, "name", operation="matmul"),
+        KernelTime("conv", 1, convolution_ms, TimeCategory.COMPUTE_BOUND, "name", operation="convolution"),
+    ]
+    analysis = replace(analysis, roofline=replace(analysis.roofline, kernels=kernels))
+    judged = with_slow_settings(analysis, settings)
+    assert (judged.verdict.actions[0] == settings[0].action) == is_named
+    assert bool(judged.warnings) == is_named

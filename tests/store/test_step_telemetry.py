@@ -52,6 +52,19 @@ def test_the_first_step_of_an_attempt_that_numbers_on_is_not_settled(tmp_path: P
     assert read_pace(tmp_path).data_waits_ns == {0: [5, 6]}
 
 
+def test_steps_of_a_gpu_take_their_time_by_its_events_not_by_a_host_that_runs_ahead(tmp_path: Path) -> None:
+    path = tmp_path / RankFile.STEPS.path(0)
+    path.parent.mkdir()
+    ends = [1, 2, 3, 4, 100, 200]  # the launch queue is full from the fifth step on
+    lines = [{"index": at, "start_ns": 0, "end_ns": end * STEP_NS} for at, end in enumerate(ends)]
+    on_device = [line | ({"device_ns": 50 * STEP_NS} if at not in (0, 3) else {}) for at, line in enumerate(lines)]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in on_device))
+    assert read_step_telemetry(tmp_path).step_ms == [50.0] * 4, "a step without events is left out"
+    few = [line | ({"device_ns": 50 * STEP_NS} if at == 3 else {}) for at, line in enumerate(lines)]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in few))
+    assert read_step_telemetry(tmp_path).step_ms == [2.0, 3.0, 4.0, 100.0, 200.0], "of few events nothing is known"
+
+
 def test_a_rank_killed_before_its_first_line_is_told_and_hides_no_other(tmp_path: Path) -> None:
     write_steps(tmp_path, 0, [9, 1, 2])
     (tmp_path / RankFile.STEPS.path(1)).touch()
@@ -80,6 +93,8 @@ def test_a_run_without_telemetry_tells_nothing(tmp_path: Path) -> None:
         '{"index": 3, "start_ns": -5, "end_ns": 4000000}',
         '{"index": 3, "start_ns": 0, "end_ns": 9223372036854775808}',
         '{"index": 3, "start_ns": 0, "end_ns": ' + "9" * 400 + "}",
+        '{"index": 1' + "0" * 30 + ', "start_ns": 0, "end_ns": 4000000}',
+        '{"index": 3, "start_ns": 0, "end_ns": 4000000, "attempt": 1' + "0" * 30 + "}",
     ],
 )
 def test_a_line_that_no_run_writes_is_passed_over(tmp_path: Path, line: str) -> None:

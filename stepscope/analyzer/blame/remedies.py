@@ -40,6 +40,11 @@ _WORKERS = (
 )
 """Of batches that come late where more workers alone are no remedy."""
 
+_KEPT_ON_GPU = Remedy(
+    "keep what .cpu(), .numpy() and .tolist() copy on the GPU, or copy it every N steps (non_blocking=True)",
+    lambda advice: advice.copies_to_host,
+)
+
 ACTIONS: dict[Cause, str | tuple[Remedy, ...]] = {
     Cause.PIPELINE_BUBBLE: "{interleaving}, which leave a smaller bubble",
     Cause.IMBALANCE: "re-cut the stages (or the batch) so that every rank computes for the same time",
@@ -76,7 +81,9 @@ ACTIONS: dict[Cause, str | tuple[Remedy, ...]] = {
             lambda advice: bool(advice.affinity) and not advice.has_free_cores,
         ),
     ),
-    Cause.SYNCHRONIZATION: "remove .item(), print(loss), nonzero and blocking copies from the step",
+    Cause.SYNCHRONIZATION: (
+        Remedy("remove .item(), print(loss), nonzero and blocking copies from the step", is_general=True),
+    ),
     Cause.CHECKPOINT: (
         Remedy(
             "{save_interval}, or save asynchronously", lambda advice: advice.library in {"transformers", "lightning"}
@@ -96,6 +103,7 @@ ACTIONS: dict[Cause, str | tuple[Remedy, ...]] = {
         Remedy(
             "pin host memory, copy with non_blocking=True on a side stream",
             lambda advice: not advice.copies_to_host,
+            is_general=True,
         ),
     ),
     Cause.DEVICE_GAP: "look for cross-stream waits; CUDA graphs remove launch latency",
@@ -180,7 +188,10 @@ REMEDIES: dict[Reason, str | tuple[Remedy, ...]] = {
         ),
         Remedy("call .item() on losses and norms every N steps only; replace nonzero and masks by where()"),
     ),
-    Reason.BLOCKING_COPY: "{pin_memory}, and copy with .to(device, non_blocking=True)",
+    Reason.BLOCKING_COPY: (
+        _KEPT_ON_GPU,
+        Remedy("{pin_memory}, and copy with .to(device, non_blocking=True)"),
+    ),
     Reason.EXPLICIT_SYNCHRONIZE: "drop torch.cuda.synchronize() from the step; time with events that are read later",
     Reason.NOT_STARTED: "look for other processes on the GPU (nvidia-smi): queued kernels start 1 ms late and later",
     Reason.FEW_MICRO_BATCHES: "{micro_batches}: the bubble shrinks as (P-1)/(M+P-1)",
@@ -207,10 +218,7 @@ REMEDIES: dict[Reason, str | tuple[Remedy, ...]] = {
     Reason.FEW_BLOCKS: "see the kernels table: which operators launch fewer blocks than the GPU has multiprocessors",
     Reason.TINY_KERNELS: "{cuda_graphs} (CUDA graphs), fusion, or {batch_size}",
     Reason.PAGEABLE_MEMORY: (
-        Remedy(
-            "keep what .cpu(), .numpy() and .tolist() copy on the GPU, or copy it every N steps (non_blocking=True)",
-            lambda advice: advice.copies_to_host,
-        ),
+        _KEPT_ON_GPU,
         Remedy(
             "copy with .to(device, non_blocking=True) from pinned memory: the loader pins its batches, the copied "
             "tensors are others",

@@ -248,6 +248,7 @@ def compare_runs(
     is_traced = all(run.analysis.ranks for run in (*a, *b))
     causes = parts.compare_causes(sides, basis) if is_traced else []
     of_records = recorded.compare_recorded(sides, assumed_spread=assumed_spread)
+    surest = _surest(step_time, step_time_mean, of_records)
     spread = median.run_spread / median.a if median.is_measured else assumed_spread
     counts = [len(run) for side in steps for run in side]
     largest_a, largest_b = (_largest_memory(side) for side in sides)
@@ -256,7 +257,7 @@ def compare_runs(
     return comparison.Comparison(
         a=_side(names[0], a, source, steps[0]),
         b=_side(names[1], b, source, steps[1]),
-        summary=_summarise(_surest(step_time, step_time_mean, of_records), causes, of_records, on_cpu=on_cpu),
+        summary=_summarise(surest, causes, of_records, on_cpu=on_cpu),
         step_time=step_time,
         step_time_mean=step_time_mean,
         run_spread=spread,
@@ -282,7 +283,7 @@ def compare_runs(
         warnings=[*notices, *run_record.comparability_notices(a, b)],
         device_kind=kinds.pop() if len(kinds) == 1 else None,
         recorded=of_records,
-        settings=compare_settings(sides, of_records, causes),
+        settings=compare_settings(sides, of_records, causes, is_faster=surest.state is comparison.Change.FASTER),
     )
 
 

@@ -1,4 +1,4 @@
-"""Settings that differ between two sides of runs, the most likely cause of what got slower first.
+"""Settings that differ between two sides of runs, the most likely cause of what changed first.
 
 A setting is likely where the part of the step that it acts on is the one that changed most, in the same direction as
 the step. Nothing here says that it is the cause: two settings may differ at once.
@@ -57,11 +57,17 @@ def compare_settings(
     sides: tuple[Sequence[RunRecord], Sequence[RunRecord]],
     recorded: Sequence[RecordedDifference],
     causes: Sequence[CauseDifference],
+    *,
+    is_faster: bool = False,
 ) -> list[SettingDifference]:
-    """Settings and environment variables that differ, those that act on what got slower most first."""
+    """Settings and environment variables that differ, those that act on what got slower most first.
+
+    Args:
+        is_faster: the step got faster: those that act on what got faster most come first.
+    """
     flat = [[_flat(run) for run in side] for side in sides]
     names = {name for side in flat for run in side for name in run}
-    changed_ms = _changed_ms(recorded, causes)
+    changed_ms = _changed_ms(recorded, causes, -1.0 if is_faster else 1.0)
     rows = []
     for name in sorted(names - _UNLIKELY):
         a, b = ({_text(run[name]) for run in side if name in run} for side in flat)
@@ -69,18 +75,18 @@ def compare_settings(
             acts_on = _acts_on(name)
             likely = sum(max(changed_ms.get(part, 0.0), 0.0) for part in acts_on)
             rows.append(SettingDifference(name, _joined(a), _joined(b), [str(part) for part in acts_on], likely))
-    return sorted(rows, key=lambda row: (-(row.explains_ms or 0.0), _weight(row.name), row.name))
+    return sorted(rows, key=lambda row: (-row.explains_ms, _weight(row.name), row.name))
 
 
-def _changed_ms(recorded: Iterable[RecordedDifference], causes: Iterable[CauseDifference]) -> dict[str, float]:
-    """By how many ms each part got slower; of parts that both tables have, by the records of all steps."""
-    changed = {
-        str(row.cause): row.ms.change or 0.0 for row in causes if row.ms.state in (Change.SLOWER, Change.NOT_SEEN)
-    }
-    for row in recorded:
-        if row.name != "rest":
-            changed[row.name] = row.ms.change or 0.0
-    rest = next((row.ms.change or 0.0 for row in recorded if row.name == "rest"), None)
+def _changed_ms(
+    recorded: Iterable[RecordedDifference], causes: Iterable[CauseDifference], way: float
+) -> dict[str, float]:
+    """By how many ms each part changed this way, 1 slower or -1 faster; the records of all steps before the traces."""
+    opposite = Change.FASTER if way > 0 else Change.SLOWER
+    changed = {str(row.cause): way * (row.ms.change or 0.0) for row in causes if row.ms.state is not opposite}
+    recorded_ms = {row.name: way * (row.ms.change or 0.0) for row in recorded}
+    rest = recorded_ms.pop("rest", None)
+    changed |= recorded_ms
     if rest is not None and not any(changed.get(cause, 0.0) > 0 for cause in (*_HOST, *_WORK)):
         changed |= dict.fromkeys((*_HOST, *_WORK), rest / (len(_HOST) + len(_WORK)))
     return changed

@@ -209,7 +209,7 @@ def _convolution(
     source: Dims | None, weight: Dims | None, stride: Dims | None, *, transposed: bool
 ) -> Convolution | None:
     """Sizes of the plain convolution that a call is or is the gradient of."""
-    if not source or not weight or not stride or len(source) != 4 or len(weight) != 4 or not weight[1]:
+    if not source or not weight or not stride or len(source) != 4 or len(weight) != 4 or not all(weight[:2]):
         return None
     size = (source[2] * source[3]) ** 0.5
     if transposed:

@@ -105,7 +105,7 @@ class _Cloud:
         return self._known[sizes]
 
     def _read(self, sizes: tuple[float, ...]) -> float:
-        at = np.clip(np.log2(np.maximum(sizes, 1.0)), self._low, self._high)
+        at = np.clip(np.log2(np.maximum(np.array(sizes, float), 1.0)), self._low, self._high)
         distance = (((self._places - at) * (self._reach.scale or 1.0)) ** 2).sum(axis=1)
         nearest = np.argsort(distance, kind="stable")[: self._reach.num_points or 2 ** len(at)]
         weight = 1.0 / (distance[nearest] + _SAME_PLACE) ** self._reach.steepness

@@ -144,9 +144,8 @@ def job_losses(
     ]
     excess = np.where(training.slow.is_slow, training.losses.rest_ms - training.slow.ordinary_ms, 0.0)
     slow_ms = weighted_mean(np.maximum(excess, 0.0), weight)
-    if floor_ms is not None:
-        held_up_ms = sum(loss.ms if loss.most_ms is None else loss.most_ms for loss in recorded)
-        slow_ms = min(slow_ms, max(step_ms - floor_ms - held_up_ms, 0.0))
+    held_up_ms = sum(loss.ms if loss.most_ms is None or floor_ms is None else loss.most_ms for loss in recorded)
+    slow_ms = min(slow_ms, max(step_ms - (floor_ms or 0.0) - held_up_ms, 0.0))
     slow = _slow_losses(training, captures, slow_ms)
     if not captures and training.trend is not None:
         growth_ms = _longer_ms(training, weight, training.trend.first_ms)
@@ -298,8 +297,10 @@ def _rest(
     distortion = max(captured_ms - delayed_ms, 0.0) / rest_ms - 1.0 if rest_ms > 0 else None
     of = {CAUSE_ORDER[code]: float(cause_ms[code]) for code in np.flatnonzero(cause_ms).tolist()}
     if not captures[0].on_device:
-        scale = rest_ms / captured_ms if captured_ms > 0 else 0.0
-        return _divided({cause: own * scale for cause, own in of.items()}, [], distortion)
+        unknown_ms = max(rest_ms - captured_ms - LIKE_STEPS * rest_ms, 0.0)  # of which shorter steps show nothing
+        scale = (rest_ms - unknown_ms) / captured_ms if captured_ms > 0 else 0.0
+        unknown = [Loss(Cause.UNEXPLAINED, unknown_ms, basis=BOUND)] if unknown_ms > 0 else []
+        return _divided({cause: own * scale for cause, own in of.items()}, unknown, distortion)
     paused = [capture.paused_ms / capture.step_ms.mean() for capture in captures]
     extra: list[Loss] = []
     if (share := float(np.mean(paused))) >= MIN_PAUSED_SHARE:

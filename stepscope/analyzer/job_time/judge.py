@@ -15,6 +15,7 @@ from stepscope.analyzer.job_time.loader import LoaderFindings
 from stepscope.analyzer.job_time.loss import BOUND, REPLAY, TELEMETRY, Loss
 from stepscope.analyzer.job_time.steps import HostLoss, interval_of
 from stepscope.analyzer.job_time.training_time import TrainingTime
+from stepscope.analyzer.job_time.unexplained_steps import action_for, evidence_of
 from stepscope.analyzer.resampling import resampled_places
 from stepscope.analyzer.verdict import SECONDARY_THRESHOLD
 from stepscope.core.documents.analysis import Analysis, NextCause, PredictedFix, RootCause, SecondaryCause, Verdict
@@ -276,7 +277,7 @@ class Judge:
         if loss.recorded is HostLoss.LATENESS:
             return from_trace
         if loss.basis == TELEMETRY or loss.recorded is not None:
-            return loss.reasons, self._about_long_steps(loss) if loss.cause is Cause.UNEXPLAINED else []
+            return loss.reasons, evidence_of(self.training, loss) if loss.cause is Cause.UNEXPLAINED else []
         if loss.cause is Cause.HOST_BOUND and self._has_one_core():
             evidence = [Evidence("usable_cpus", float(self.num_cpus or 1), "")]
             return [Reason.CPU_LIMITED, *from_trace[0]], [*evidence, *from_trace[1]]
@@ -291,16 +292,6 @@ class Judge:
     def _run_delay_ms(self) -> float:
         """For how much of a step launching threads had no CPU."""
         return sum(loss.ms for loss in self.losses.losses if loss.recorded is HostLoss.RUN_DELAY)
-
-    def _about_long_steps(self, loss: Loss) -> list[Evidence]:
-        """How much longer steps get, or what the slow ones share."""
-        slow, trend = self.training.slow, self.training.trend
-        if Reason.STEPS_GET_LONGER in loss.reasons and trend is not None:
-            return [Evidence("longer_at_the_end", trend.last_ms / trend.first_ms - 1.0, "ratio")]
-        evidence = [Evidence("slow_steps", float(slow.is_slow.sum()), "steps", ranks=slow.late_ranks)]
-        if slow.every is not None:
-            evidence.append(Evidence("slow_step_every", float(slow.every), "steps"))
-        return evidence
 
     def _actions(self, loss: Loss, reasons: Sequence[Reason]) -> list[str]:
         row = self._rows().get(loss.cause)
@@ -317,7 +308,7 @@ class Judge:
         interval = None if loss.recorded is None else interval_of(self.training.steps, loss.recorded)
         actions = actions_for(loss.cause, reasons, own, advice=self.advice, share=share, interval=interval)
         if loss.cause is Cause.UNEXPLAINED and not loss.reasons:
-            return ["profile(capture_when=slow_step()) profiles these steps", *actions][:3]
+            return [action_for(self.training.steps, self.training.slow), *actions][:3]
         return actions
 
     def _fix(self, loss: Loss, actions: Sequence[str]) -> PredictedFix | None:

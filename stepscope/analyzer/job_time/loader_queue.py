@@ -24,7 +24,9 @@ MAX_APART = 8
 MAX_MISMATCH = 0.25
 """Most that replayed waits differ from the recorded ones, as a part of these, for a loader to be known ..."""
 MAX_MISMATCH_OF_STEP = 0.05
-"""... or as a part of the steps, where something else hides most of the waits."""
+"""... or as a part of the steps, where something else hides most of the waits ..."""
+MAX_UNEXPLAINED = 0.5
+"""... and in any case as a part of the recorded ones: a queue that leaves more of them unexplained is no reason."""
 
 MAX_OF_SPREAD = 0.5
 """The same as a part of how much waits spread, where nothing else tells that the loader has workers."""
@@ -109,6 +111,7 @@ def loader_queue(
     counted = ~is_restart
     recorded = np.where(waited, wait_ms, 0.0)[counted]
     most = max(MAX_MISMATCH * float(recorded.sum()), MAX_MISMATCH_OF_STEP * usual_ms * len(recorded))
+    most = min(most, MAX_UNEXPLAINED * float(recorded.sum()))
     if not is_known and len(recorded):
         most = min(most, MAX_OF_SPREAD * float(np.abs(recorded - np.median(recorded)).sum()))
     best = None

@@ -45,19 +45,19 @@ def recorded_losses(training: TrainingTime, weight: Floats, floor_ms: float | No
         weight: by step.
         floor_ms: the GPU's work of a step; None where unknown.
     """
-    losses = []
+    losses, step_ms = [], weighted_mean(training.steps.period_ms, weight)
     for loss, (cause, reason) in CAUSE_OF_LOSS.items():
         by_step = training.losses
         sizes = (weighted_mean(of[loss], weight) for of in (by_step.ms, by_step.alone_ms, by_step.own_ms))
-        milliseconds, alone_ms, own_ms = sizes
+        milliseconds, alone_ms, own_ms = (min(max(size, 0.0), step_ms) for size in sizes)
         ranks = ranks_to_name(ranks_by_loss(training.steps, training.losses, loss, weight))
         reasons = [] if reason is None else [reason]
         losses.append(
             Loss(cause, milliseconds, reasons, ranks, TELEMETRY, recorded=loss, alone_ms=alone_ms, own_ms=own_ms)
         )
+    losses = _within(losses, max(step_ms - (floor_ms or 0.0), 0.0))
     if floor_ms is not None:
-        idle_ms = max(weighted_mean(training.steps.period_ms, weight) - floor_ms, 0.0)
-        return [_bounded(training, weight, loss, floor_ms) for loss in _within(losses, idle_ms)]
+        return [_bounded(training, weight, loss, floor_ms) for loss in losses]
     if training.steps.on_device:
         return [_bounded_by_length(training, weight, loss) for loss in losses]
     return losses
@@ -70,7 +70,7 @@ def weighted_mean(by_step: Floats, weight: Floats) -> float:
 
 
 def _within(losses: list[Loss], idle_ms: float) -> list[Loss]:
-    """The losses cut to the time in which the GPU can have been idle, the first cause kept longest."""
+    """The losses cut to the time that can be lost, on a GPU its idle time; the first cause is kept longest."""
     kept = []
     for loss in losses:
         own = min(loss.ms, idle_ms)

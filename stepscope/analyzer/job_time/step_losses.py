@@ -62,6 +62,7 @@ def step_losses(steps: JobSteps, usual: Flags, loader: LoaderSettings | None = N
     num = len(found)
     waiting = [HostLoss.DATA_WAIT in losses for losses in kept]
     periods[:, waiting] += (steps.period_ms - periods[:, num])[:, None]  # what waits differ from those of their queue
+    periods = np.maximum(periods, 0.0)
     none, whole = periods[:, 0], periods[:, num]
     ms = {loss: periods[:, place + 1] - periods[:, place] for place, loss in enumerate(found)}
     alone = {loss: whole - periods[:, num + 1 + place] for place, loss in enumerate(found)}

@@ -95,7 +95,7 @@ class StepReplay:
             end = arrived.max(axis=1, keepdims=True) + parts.late_ms[row]
             for of, ms in after:
                 end = end + of * ms[row]
-            ends = end.max(axis=1)
+            ends = np.maximum(end.max(axis=1), latest)  # ranks that do not wait for the others may end before them
             periods[row] = ends - latest
             latest = ends
         return periods

@@ -110,9 +110,8 @@ class JobSteps:
 
     @property
     def latest_end_ms(self) -> Floats:
-        """Latest end of any rank."""
-        ends: Floats = np.nanmax(self.end_ms, axis=1)
-        return ends
+        """Latest end of any rank, of this step or one before it in its attempt."""
+        return _latest(self.end_ms, self.attempt)
 
     @property
     def known_ends_ms(self) -> Floats:
@@ -179,7 +178,7 @@ def job_steps(
         host[HostLoss.LATENESS] = _lateness(end, host, is_usual)
     has_one_host = len({hosts.get(rank) for rank in columns}) == 1 and all(rank in hosts for rank in columns)
     starts = {a: float(np.nanmin(start[np.flatnonzero(attempts == a)[0]])) for a in np.unique(attempts).tolist()}
-    latest = np.maximum.accumulate(np.nanmax(end, axis=1))
+    latest = _latest(end, attempts)
     begins = np.concatenate(([0.0], latest[:-1]))
     begins[is_first] = [starts[attempt] for attempt in attempts[is_first].tolist()]
     return JobSteps(
@@ -220,6 +219,15 @@ def _after_gaps(attempts: npt.NDArray[np.int64], index: npt.NDArray[np.int64]) -
     if within.any():
         is_after_gap[1:] = within & (distance > max(float(np.median(distance[within])), 1.0))
     return is_after_gap
+
+
+def _latest(end: Floats, attempts: npt.NDArray[np.int64]) -> Floats:
+    """By step, the latest end of any rank so far; of its attempt, as the clock of the next one may be behind."""
+    latest: Floats = np.nanmax(end, axis=1)
+    for attempt in np.unique(attempts):
+        rows = attempts == attempt
+        latest[rows] = np.maximum.accumulate(latest[rows])
+    return latest
 
 
 def _align(start: Floats, end: Floats, attempts: npt.NDArray[np.int64], is_usable: Flags) -> bool:

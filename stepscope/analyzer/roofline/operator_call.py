@@ -79,7 +79,7 @@ class OperatorCall(NamedTuple):
     def integers(self, argument: int) -> Dims | None:
         """A list-of-integers argument's value, or None when not recorded."""
         text = self.values[argument] if argument < len(self.values) else ""
-        return _as_dims(_parse(text)) if text.startswith("[") else None
+        return _as_integers(_parse(text)) if text.startswith("[") else None
 
     def integer(self, argument: int) -> int | None:
         """An integer argument's value, or None when not recorded."""
@@ -173,7 +173,16 @@ def _list_dims(entry: object) -> tuple[Dims, ...] | None:
     return found if len(found) == len(dims) else None
 
 
+_MOST = 2**40
+"""Largest size of a dimension; a larger one is of a damaged trace."""
+
+
 def _as_dims(entry: object) -> Dims | None:
+    dims = _as_integers(entry)
+    return dims if dims is not None and all(0 <= size <= _MOST for size in dims) else None
+
+
+def _as_integers(entry: object) -> Dims | None:
     if not isinstance(entry, list) or not all(isinstance(size, int) for size in entry):
         return None
     return tuple(entry)

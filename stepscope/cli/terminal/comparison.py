@@ -81,12 +81,10 @@ def _print_records(console: Console, comparison: Comparison) -> None:
         parts = [(recorded_title(row.name), row.ms, "") for row in comparison.recorded]
         _print_table(console, _difference_table("recorded in all steps", parts, ""))
     if comparison.settings:
-        shown = comparison.settings[:MAX_SETTINGS]
-        columns = ["acts on what got slower by"] if any(row.explains_ms > 0 for row in shown) else []
-        table = report_table("setting that differs", "a", "b", *columns)
-        for row in shown:
-            by = [f"{row.explains_ms:,.1f} ms" if row.explains_ms > 0 else ""] if columns else []
-            table.add_row(row.name, _short_name(row.a or "unset"), _short_name(row.b or "unset"), *by)
+        table = report_table("setting that differs", "a", "b", "acts on what changed by")
+        for row in comparison.settings[:MAX_SETTINGS]:
+            by = f"{row.explains_ms:,.1f} ms" if row.explains_ms > 0 else ""
+            table.add_row(row.name, _short_name(row.a or "unset"), _short_name(row.b or "unset"), by)
         _print_table(console, table)
     if len(comparison.settings) > MAX_SETTINGS:
         console.print(f"  {len(comparison.settings) - MAX_SETTINGS} more settings in the output of --json")

@@ -113,7 +113,7 @@ class SettingDifference:
         name: as in run.json, with a dot into lists and sections ("loaders.num_workers", "trainer.save_steps").
         a, b: its values on either side; None where no run of the side has it.
         acts_on: causes and recorded parts that it acts on.
-        explains_ms: by how much these got slower, ms per step; the settings are ordered by it.
+        explains_ms: by how much these got slower, or faster where the step did, ms per step; the order is by it.
     """
 
     name: str

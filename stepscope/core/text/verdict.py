@@ -220,7 +220,8 @@ def _fixes(analysis: Analysis) -> list[tuple[str, str]]:
     return [("Fix", f"{action_words(first)}{after}"), *(("Then", action_words(action)) for action in others)]
 
 
-_DIAGNOSIS = "profile with "
+_DIAGNOSIS = ("profile ", "profile(", "check ", "find ", "look ", "see ")
+"""Beginnings of actions that only show what to change."""
 
 
 def fix_words(fix: PredictedFix, *, now_ms: float | None, unit: str = "step") -> str:

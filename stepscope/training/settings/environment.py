@@ -39,5 +39,8 @@ VARIABLES = frozenset(prefix + name for prefix, names in _NAMES_BY_PREFIX.items(
 
 
 def relevant_environment() -> dict[str, str]:
-    """Environment variables that change how a step runs, for the run's manifest; none that could hold a secret."""
-    return {name: os.environ[name] for name in sorted(VARIABLES & os.environ.keys())}
+    """Environment variables that change how a step runs, for the run's manifest; none that could hold a secret.
+
+    Bytes that are not UTF-8 become question marks, as no JSON may hold them.
+    """
+    return {name: os.environ[name].encode(errors="replace").decode() for name in sorted(VARIABLES & os.environ.keys())}

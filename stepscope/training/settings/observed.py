@@ -91,7 +91,7 @@ class ObservedSettings:
 
     def iterable_given(self, iterable: Any) -> None:
         """What `prof.data` was given; a DataLoader tells of itself when it gives a batch."""
-        if not hasattr(type(iterable), "num_workers") and not hasattr(iterable, "num_workers"):
+        if not read(lambda: hasattr(iterable, "num_workers")):
             _keep(type(iterable).__name__, self._iterables)
 
     def optimizer_seen(self, optimizer: Any) -> None:
@@ -107,8 +107,8 @@ class ObservedSettings:
     def models_seen(self) -> None:
         """Drop from the models seen those that are parts of others, and those that do not learn."""
         models = [model for reference in self._seen_models if (model := reference()) is not None]
-        parts = {id(part) for model in models for part in list(model.modules())[1:]}
-        own = [model for model in models if id(model) not in parts and _learns(model)]
+        parts = _parts_inside(models)
+        own = [model for model in models if id(model) not in parts and read(functools.partial(_learns, model))]
         self._seen_models = [weakref.ref(model) for model in own[:_MOST_LISTED]]
 
     def trainers_seen(self, candidates: Sequence[Any]) -> None:
@@ -129,7 +129,7 @@ class ObservedSettings:
 
     def reduces_gradients(self) -> bool | None:
         """Whether a backward pass that begins now reduces gradients of all ranks; None without a wrapper that does."""
-        answers = [reduces_gradients(model) for model in self._known_models()]
+        answers = [read(functools.partial(reduces_gradients, model)) for model in self._known_models()]
         known = [answer for answer in answers if answer is not None]
         return any(known) if known else None
 
@@ -185,13 +185,18 @@ class ObservedSettings:
     def _known_models(self) -> list[Any]:
         """Models that the training code has shown, or has in variables, and that are still there."""
         seen = [model for reference in self._seen_models if (model := reference()) is not None]
-        inner = {id(part) for model in seen for part in list(model.modules())[1:]} if seen else set[int]()
+        inner = _parts_inside(seen)
         shown = [
             model
             for model in self._owners.modules()
             if id(model) not in inner and not any(model is other for other in seen)
         ]
         return [*shown, *seen][:_MOST_LISTED]
+
+
+def _parts_inside(models: Sequence[Any]) -> set[int]:
+    """Identities of the modules inside of models, as far as these tell them."""
+    return {id(part) for model in models for part in (read(lambda model=model: list(model.modules())) or [])[1:]}  # type: ignore[misc]
 
 
 def _learns(model: Any) -> bool:

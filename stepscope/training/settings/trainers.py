@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -88,7 +89,9 @@ class _Trainer(NamedTuple):
 
 
 def _plain(value: object) -> Argument:
-    """A number, a truth value or a short word; of other values that one is there."""
+    """A number, a truth value or a short word; of other values that one is there. JSON has no infinite numbers."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
     if value is None or isinstance(value, bool | int | float):
         return value
     text = getattr(value, "value", value)  # of an enumeration

@@ -81,6 +81,14 @@ def test_the_setting_that_acts_on_what_got_slower_comes_first() -> None:
     assert rows[0].name == "anomaly_mode"
 
 
+def test_of_a_faster_step_the_setting_that_acts_on_what_got_faster_comes_first() -> None:
+    other = replace(_SETTINGS, anomaly_mode=True, loaders=[LoaderSettings(True, 8), LoaderSettings(False, 1)])
+    sides = ([_run(_SETTINGS)], [_run(other)])
+    faster = RecordedDifference("data_loading", Difference(30.0, 10.0, -20.0, state=Change.FASTER))
+    rows = compare_settings(sides, [faster, _slower("rest", 2.0)], [], is_faster=True)
+    assert [(row.name, row.explains_ms) for row in rows] == [("loaders.num_workers", 20.0), ("anomaly_mode", 0.0)]
+
+
 def test_runs_without_settings_are_compared_by_what_they_have() -> None:
     assert compare_settings(([_run(None)], [_run(_SETTINGS)]), [], []) == []
     assert compare_settings(([make_run(1.0)], [make_run(1.0)]), [], []) == []

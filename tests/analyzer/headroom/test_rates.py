@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepscope.analyzer.headroom.matrix_work import _filtering
 from stepscope.analyzer.headroom.rates import KNOWN_ERROR, SCALED_ERROR, Convolution, KernelRates
+from stepscope.analyzer.roofline.operator_call import parse_call
 from stepscope.core.hardware.gpu_catalogue import find_gpu
+from stepscope.trace.columns import Shapes
 from tests.analyzer.headroom.conftest import SHARE
 
 sizes = st.integers(1, 200_000)
@@ -32,6 +37,29 @@ def test_no_product_is_faster_than_the_roofline(m: int, n: int, k: int, batch: i
     assert time_ns is not None
     num_bytes = 2.0 * batch * (m * k + n * k + m * n)
     assert time_ns >= max(2.0 * batch * m * n * k / 989.4e12, num_bytes / 4.8e12) * 1e9
+
+
+def test_sizes_beyond_64_bits_take_a_finite_time() -> None:
+    time_ns = rates_of("NVIDIA H200").product_ns("bfloat16", "nt", 2**40, 2**40, 2**40, 2**40)
+    assert time_ns is not None
+    assert math.isfinite(time_ns)
+
+
+@pytest.mark.parametrize("dims", ["[[-8, 8], [8, 8]]", "[[9223372036854775807, 8], [8, 8]]"])
+def test_sizes_that_no_tensor_has_are_unknown(dims: str) -> None:
+    call = parse_call(Shapes(dims, '["float", "float"]', ""))
+    assert call is not None
+    assert call.tensor(0) is None
+    assert call.tensor(1) == (8, 8)
+
+
+def test_a_convolution_with_an_empty_weight_has_no_sizes() -> None:
+    dims = "[[8, 4, 16, 16], [0, 4, 3, 3], [], [], [], [], [], [], []]"
+    values = '["", "", "", "[1, 1]", "[0, 0]", "[1, 1]", "True", "[0, 0]", "1"]'
+    types = '["float", "float", "", "ScalarList", "ScalarList", "ScalarList", "Scalar", "ScalarList", "Scalar"]'
+    call = parse_call(Shapes(dims, types, values))
+    assert call is not None
+    assert _filtering("aten::convolution", call) is None
 
 
 def test_another_gpu_scales_by_its_peaks_with_a_larger_error() -> None:

@@ -145,8 +145,22 @@ def test_slow_steps_without_a_record_or_capture_are_unexplained() -> None:
     assert job_time.unexplained is not None
     assert (verdict.cause, verdict.bottleneck) == (Cause.UNEXPLAINED, True)
     assert (job_time.unexplained.num_steps, job_time.unexplained.every) == (5, 8)
-    assert "slow_step()" in verdict.actions[0]
+    assert "once(wait=13)" in verdict.actions[0]  # a rule for three in a row would never take one
     assert verdict.confidence < 0.9
+
+
+def test_slow_steps_in_a_row_are_profiled_by_the_rule_for_them() -> None:
+    verdict = _analysed(lambda index: 400.0 if index in range(30, 36) else 42.0).verdict
+    assert (verdict.cause, verdict.actions[0]) == (
+        Cause.UNEXPLAINED,
+        "profile(capture_when=slow_step()) profiles these steps",
+    )
+
+
+def test_no_capture_is_promised_of_slow_steps_that_come_alone_at_random() -> None:
+    verdict = _analysed(lambda index: 400.0 if index in {9, 16, 20, 31, 33} else 42.0).verdict
+    assert verdict.cause is Cause.UNEXPLAINED
+    assert "prof.phase" in verdict.actions[0]
 
 
 def test_kernels_that_pause_for_milliseconds_show_another_process_on_the_gpu() -> None:

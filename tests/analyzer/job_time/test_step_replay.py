@@ -114,3 +114,13 @@ def test_losses_of_the_only_rank_add_up() -> None:
         assert losses.alone_ms[loss] == pytest.approx(losses.ms[loss], abs=1e-6)
         assert losses.own_ms[loss] == pytest.approx(losses.ms[loss], abs=1e-6)
     assert sum(losses.ms.values()) + losses.rest_ms == pytest.approx(training.steps.period_ms)
+
+
+def test_a_few_short_waits_are_no_loader_that_is_as_slow_as_the_steps() -> None:
+    waits = {20, 23, 24, 30, 33, 37}
+    ranks = [rank_steps(r, [57.0] * 100, lambda i: {"data_wait_ns": 6 * MS * (i in waits)}) for r in range(2)]
+    steps = job_steps(ranks, is_one_clock=True)
+    assert steps is not None
+    training = training_time(steps, [], LoaderSettings(True, 1, prefetch_factor=PREFETCH))
+    assert not training.losses.queues
+    assert weighted_mean(training.losses.own_ms[HostLoss.DATA_WAIT], training.weight) == pytest.approx(0.36, abs=0.05)

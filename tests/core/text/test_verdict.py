@@ -141,6 +141,11 @@ def test_lost_time_of_unknown_cause_has_no_fix_but_a_way_to_record_it() -> None:
             PredictedFix("this", None, None, None, "bound", (45.34, 64.83)),
             "this: 45.3 to 64.8 ms per step (bounds, now 190.1)",
         ),
+        (
+            PredictedFix("profile(with_stack=True) shows which Python runs", 26.4, 2.9, 0.0, "replay"),
+            "profile(with_stack=True) shows which Python runs; without this loss about 26.4 ms per step, 2.9x faster "
+            "(model error 0.0%)",
+        ),
         (None, "num_workers=10 (now 2) (step after it not predicted)"),
     ],
 )

@@ -126,6 +126,11 @@ def test_of_the_environment_named_variables_alone_are_read(monkeypatch: pytest.M
     assert "s3cret" not in found.values()
 
 
+def test_a_variable_that_is_not_utf8_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_DEBUG", "\udcffINFO")
+    assert relevant_environment()["NCCL_DEBUG"] == "?INFO"
+
+
 def test_an_optimizer_is_known_by_its_class_and_implementation() -> None:
     observed = ObservedSettings(MemoryOwners())
     fused = torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))], fused=True)
@@ -216,3 +221,30 @@ def test_the_manifest_has_the_settings_of_the_start_and_then_those_of_the_end(tm
     assert [(loader["trains"], loader["num_workers"]) for loader in settings["loaders"]] == [(True, 0), (False, 1)]
     [known] = settings["models"]
     assert (known["name"], known["parameter_types"], known["memory_format"]) == ("Linear", ["float32"], None)
+
+
+class _Reserved:
+    def __getattr__(self, name: str) -> object:
+        raise RuntimeError(name)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+class _WithoutParts(torch.nn.Module):  # type: ignore[misc, name-defined]
+    def modules(self) -> Any:
+        raise RuntimeError("no parts")
+
+
+def test_objects_that_raise_are_left_out_and_the_others_are_read() -> None:
+    observed = ObservedSettings(MemoryOwners())
+    model, reserved = torch.nn.Linear(2, 2), _WithoutParts()
+    reserved.inner = torch.nn.Linear(2, 2)
+    observed.iterable_given(_Reserved())
+    observed.model_seen(reserved)
+    observed.model_seen(model)
+    observed.models_seen()
+    assert observed.reduces_gradients() is None
+    settings = observed.read()
+    assert settings.iterables == ["_Reserved"]
+    assert [one.name for one in settings.models] == ["Linear"]

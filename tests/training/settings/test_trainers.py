@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import json
+import math
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -58,6 +60,19 @@ def test_the_trainer_of_transformers_has_its_arguments(tmp_path: Path) -> None:
     assert found.arguments["save_strategy"] == "no"
     assert is_trainer(type(trainer))
     assert not is_trainer(dict)
+
+
+def test_an_infinite_argument_is_a_word_and_a_secret_is_not_there(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    import torch
+
+    arguments = transformers.TrainingArguments(
+        tmp_path, max_grad_norm=math.inf, hub_token="hf_secret", use_cpu=True, report_to="none"
+    )
+    found = trainer_settings([transformers.Trainer(torch.nn.Linear(2, 2), arguments)])
+    assert found is not None
+    assert found.arguments["max_grad_norm"] == "inf"
+    assert "hf_secret" not in json.dumps(found.arguments, allow_nan=False)
 
 
 def test_the_trainer_of_lightning_has_its_arguments(tmp_path: Path) -> None:
