@@ -24,6 +24,7 @@ from stepscope.analyzer.job_time.training_time import TrainingTime
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, CAUSE_ORDER
 from stepscope.analyzer.what_if.light_replay import Removal
 from stepscope.core.documents.analysis import OVERLAPPING
+from stepscope.core.text.trace_quality import NOTABLE_DISTORTION
 from stepscope.core.vocabulary import Cause, Reason
 
 HOST_CAUSES: tuple[Cause, ...] = (Cause.HOST_BOUND, Cause.SYNCHRONIZATION, Cause.DEVICE_GAP)
@@ -300,7 +301,8 @@ def _rest(
         unknown_ms = max(rest_ms - captured_ms - LIKE_STEPS * rest_ms, 0.0)  # of which shorter steps show nothing
         scale = (rest_ms - unknown_ms) / captured_ms if captured_ms > 0 else 0.0
         unknown = [Loss(Cause.UNEXPLAINED, unknown_ms, basis=BOUND)] if unknown_ms > 0 else []
-        return _divided({cause: own * scale for cause, own in of.items()}, unknown, distortion)
+        of = {cause: own * scale for cause, own in of.items()}
+        return _divided(_without_recording(of, rest_ms, distortion or 0.0), unknown, distortion)
     paused = [capture.paused_ms / capture.step_ms.mean() for capture in captures]
     extra: list[Loss] = []
     if (share := float(np.mean(paused))) >= MIN_PAUSED_SHARE:
@@ -449,6 +451,18 @@ def _with_hidden(training: TrainingTime, loss: Loss, rest_ms: float, light: Cali
     hidden = hidden_ms(training, [*_HOST_STOPS, HostLoss.CHECKPOINT], queued_ms, light.floor_ms)
     least_ms, most_ms = (loss.ms if bound is None else bound for bound in (loss.least_ms, loss.most_ms))
     return replace(loss, alone_ms=loss.ms + hidden / 2, least_ms=least_ms, most_ms=most_ms + hidden)
+
+
+def _without_recording(of: dict[Cause, float], rest_ms: float, distortion: float) -> dict[Cause, float]:
+    """Causes of a CPU job's step, less what recording may add to the time between operators, where that decides whether
+    it is a bottleneck: half of what recording adds at most, as nobody knows which of the two it makes longer."""
+    own_ms = of.get(Cause.HOST_BOUND, 0.0)
+    added_ms = rest_ms * max(distortion, 0.0) / (1.0 + max(distortion, 0.0))
+    middle_ms = (own_ms + max(own_ms - added_ms, 0.0)) / 2
+    if distortion <= NOTABLE_DISTORTION or middle_ms >= BOTTLENECK_THRESHOLD * rest_ms:
+        return of
+    operators_ms = of.get(Cause.COMPUTE_BOUND, 0.0) + own_ms - middle_ms
+    return of | {Cause.HOST_BOUND: middle_ms, Cause.COMPUTE_BOUND: operators_ms}
 
 
 def _straggler(mean_ms: float, rest_ms: float, captures: Sequence[CapturedSteps]) -> Loss:

@@ -85,3 +85,25 @@ def test_captured_steps_that_are_shorter_leave_the_others_unexplained_on_a_cpu(
     shares = job_losses(training_time(steps, []), [capture]).breakdown()
     assert shares.get("unexplained", 0.0) == pytest.approx(unknown, abs=0.001)
     assert shares["host_bound"] == pytest.approx(1.0 - unknown, abs=0.001)
+
+
+@pytest.mark.parametrize(
+    ("captured_ms", "python", "share"),
+    [
+        (20.0, 0.12, 0.12),  # recording adds nothing
+        (30.0, 0.12, 0.06),  # it adds a third: from nothing to all of the 12%
+        (30.0, 0.5, 0.5),  # a third less is a bottleneck as well
+    ],
+)
+def test_little_time_between_operators_may_be_the_profiler_on_a_cpu(
+    captured_ms: float, python: float, share: float
+) -> None:
+    steps = job_steps([rank_steps(0, [20.0] * 10 + [captured_ms] * 3 + [20.0] * 10, captured(10, 12))])
+    assert steps is not None
+    causes = np.zeros((3, len(CAUSE_ORDER)))
+    causes[:, CAUSE_CODE[Cause.HOST_BOUND]] = python * captured_ms
+    causes[:, CAUSE_CODE[Cause.COMPUTE_BOUND]] = (1.0 - python) * captured_ms
+    capture = CapturedSteps([10, 11, 12], causes.sum(axis=1), causes, None, 0.0, 0, None)
+    shares = job_losses(training_time(steps, []), [capture]).breakdown()
+    assert shares["host_bound"] == pytest.approx(share, abs=0.001)
+    assert sum(shares.values()) == pytest.approx(1.0)
