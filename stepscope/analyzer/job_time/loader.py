@@ -68,8 +68,10 @@ def loader_findings(
     if workers is not None and (by_turns or _begins_sooner(training, column, workers * step_ms)):
         workers = None
     is_seen = waiting >= MIN_WAITING_STEPS if workers is None else len(waits_ms) >= MIN_PERIODS * workers
-    if column in training.losses.queues or (factor > STARVED_FACTOR and is_seen):
+    if factor > STARVED_FACTOR and is_seen:
         reasons = [Reason.STARVED]
+    elif column in training.losses.queues:  # too slow, and in few steps so far: bursts may be all there is to it
+        reasons = list(dict.fromkeys([Reason.STARVED, *reasons]))
     evidence = [replace(item, ranks=[rank]) for item in evidence]
     evidence.append(Evidence("waiting_steps", waiting, "ratio", ranks=[rank]))
     if num_workers == 0:

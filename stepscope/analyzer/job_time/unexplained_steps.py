@@ -38,4 +38,4 @@ def action_for(steps: JobSteps, slow: SlowSteps) -> str:
         index = int(late[0] if len(late) else indices[-1])
         wait = max(index - 2, 0)  # a step of warm-up and one beside it are profiled before
         return f"profile(schedule=once(wait={wait})) profiles step {index}, as they come every {slow.every} steps"
-    return 'prof.phase("name") around what only some steps run tells which of it makes these slow'
+    return 'prof.phase("name") around what only some steps run shows which part makes these slow'

