@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.cuda_graph import graph_replay
+
 Step = Callable[[], None]
 
 
@@ -81,16 +83,7 @@ def _graph(place: Place) -> Step:
     update = _step_of(module, lambda: module(batch).square().mean(), capturable=place.device == "cuda")
     if place.device != "cuda":
         return update
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            update()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        update()
-    return graph.replay
+    return graph_replay(update)
 
 
 def _transformer(place: Place, kind: str, layers: int, compile_mode: str | None = None) -> Step:

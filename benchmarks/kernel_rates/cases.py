@@ -64,7 +64,6 @@ _CONVOLUTIONS = (
     (64, 576, 14, 576, 3, 1, 576),
 )
 _IMAGES = ((64, 64, 112), (64, 256, 56), (64, 512, 28), (64, 2048, 7), (8, 320, 64))
-_ROWS = ((16384, 768), (16384, 4096), (2048, 1024))
 _ELEMENTS = tuple(4**power for power in range(7, 15))
 _PARAMETERS = ((160, 160_000), (150, 1_300_000), (60, 16_000_000))
 """Number of tensors and their size."""
@@ -189,7 +188,7 @@ def passes_over_memory(device: str) -> Iterator[Case]:
 
 
 def norms(device: str) -> Iterator[Case]:
-    """Norms and pooling: of images channels first and last, and of rows."""
+    """Norms and pooling of images, channels first and last."""
     of_images = product(("batch_norm", "group_norm", "max_pool"), _IMAGES, ("bfloat16", "float32"), ("nchw", "nhwc"))
     for (name, shape, dtype, layout), passes in product(of_images, ("forward", "both")):
 
@@ -221,29 +220,6 @@ def norms(device: str) -> Iterator[Case]:
 
         sizes = {"batch": shape[0], "channels": shape[1], "size": shape[2]}
         yield Case({"kind": name, "dtype": dtype, "layout": layout, "pass": passes, **sizes}, prepare, 400.0)
-    of_rows = product(("layer_norm", "rms_norm", "softmax"), _ROWS, ("bfloat16", "float32"), ("forward", "both"))
-    for name, (rows, width), dtype, passes in of_rows:
-
-        def prepare_rows(
-            name: str = name, rows: int = rows, width: int = width, dtype: str = dtype, passes: str = passes
-        ) -> Run:
-            torch = torch_module()
-            functional = torch.nn.functional
-            values, gradient = _random(device, dtype, rows, width), _random(device, dtype, rows, width)
-            weight, bias = _random(device, dtype, width), _random(device, dtype, width)
-            used = {"layer_norm": (values, weight, bias), "rms_norm": (values, weight), "softmax": (values,)}[name]
-            inputs = [tensor.requires_grad_(passes == "both") for tensor in used]
-
-            def forward() -> Any:
-                if name == "layer_norm":
-                    return functional.layer_norm(values, (width,), weight, bias)
-                if name == "rms_norm":
-                    return functional.rms_norm(values, (width,), weight)
-                return functional.softmax(values, -1)
-
-            return forward if passes == "forward" else lambda: torch.autograd.grad(forward(), inputs, gradient)
-
-        yield Case({"kind": name, "dtype": dtype, "pass": passes, "rows": rows, "width": width}, prepare_rows, 400.0)
 
 
 def optimizers(device: str) -> Iterator[Case]:

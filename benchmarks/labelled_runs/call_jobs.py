@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks.cuda_graph import graph_replay
 from benchmarks.labelled_runs.batches import Source, tokens
 from benchmarks.labelled_runs.job import Bench, Fault, Job, Loop, Training
 from benchmarks.labelled_runs.models import (
@@ -272,18 +273,7 @@ def _in_graph(bench: Bench, module: nn.Module, loss: Callable[[], torch.Tensor])
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)
 
-    replay = update
-    if is_cuda:
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                update()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            update()
-        replay = graph.replay
+    replay = graph_replay(update) if is_cuda else update
 
     def learn(_batch: Any, on: Set[str]) -> bool:
         (update if "launches" in on else replay)()

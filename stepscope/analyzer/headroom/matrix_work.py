@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
+from typing import TypeVar
 
 from stepscope.analyzer.headroom.rates import Convolution, KernelRates
 from stepscope.analyzer.headroom.step_kernels import StepKernels
@@ -80,6 +81,9 @@ class Filtering:
         return now_ns * time_ns / own_ns
 
 
+_Work = TypeVar("_Work", Product, Filtering)
+
+
 def present_dtype(step: StepModel, recorded: str) -> str:
     """Element type in which matrices of a recorded type are multiplied after the changes so far."""
     if recorded in {"float32", "tfloat32"} and Change.AUTOCAST in step.done:
@@ -89,22 +93,22 @@ def present_dtype(step: StepModel, recorded: str) -> str:
 
 def products(step: StepModel) -> Iterator[Product]:
     """The matrix products of a step that still run."""
-    here = step.is_there
-    for main, product in [] if step.kernels is None else _recorded_products(step.kernels):
-        if here[main]:
-            dtype = present_dtype(step, product.dtype)
-            if dtype == "float32" and Change.TF32_PRODUCTS in step.done:
-                dtype = "tfloat32"
-            yield product if dtype == product.dtype else replace(product, dtype=dtype)
+    return _present(step, [] if step.kernels is None else _recorded_products(step.kernels), Change.TF32_PRODUCTS)
 
 
 def convolutions(step: StepModel) -> Iterator[Filtering]:
     """The convolutions of a step that still run, forward and backward."""
+    recorded = [] if step.kernels is None else _recorded_convolutions(step.kernels)
+    return _present(step, recorded, Change.TF32_CONVOLUTIONS)
+
+
+def _present(step: StepModel, recorded: Iterable[tuple[int, _Work]], to_tf32: Change) -> Iterator[_Work]:
+    """Those that still run, each with its present element type."""
     here = step.is_there
-    for main, one in [] if step.kernels is None else _recorded_convolutions(step.kernels):
+    for main, one in recorded:
         if here[main]:
             dtype = present_dtype(step, one.dtype)
-            if dtype == "float32" and Change.TF32_CONVOLUTIONS in step.done:
+            if dtype == "float32" and to_tf32 in step.done:
                 dtype = "tfloat32"
             yield one if dtype == one.dtype else replace(one, dtype=dtype)
 

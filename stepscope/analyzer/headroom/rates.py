@@ -178,13 +178,6 @@ class KernelRates:
         num_bytes = 2.0 * prod(dims) * _ELEMENT_BYTES[dtype]
         return self._roof_ns(0.0, dtype, num_bytes) / cloud.share(dims[1], prod(dims[2:]))
 
-    def row_pass_ns(self, name: str, dtype: str, passes: str, rows: int, width: int) -> float | None:
-        """Time of layer_norm, rms_norm or softmax of rows; passes: forward, backward."""
-        cloud = _cloud(name, dtype, passes)
-        if cloud is None:
-            return None
-        return self._roof_ns(0.0, dtype, 2.0 * rows * width * _ELEMENT_BYTES[dtype]) / cloud.share(rows, width)
-
     def elementwise_ns(self, num_bytes: float) -> float:
         """Time of an element-wise kernel that moves so many bytes."""
         if num_bytes <= 0:
@@ -298,11 +291,6 @@ def _read_line(line: str) -> Iterator[_Case]:
         work = _Work(0.0, 2.0 * batch * channels * size**2 * _ELEMENT_BYTES[dtype])
         for passes, us in _by_pass(times):
             yield _Case((kind, dtype, layout, passes), (channels, size**2), work, dtype, us)
-    elif kind in _ROW_PASSES:
-        dtype, (rows, width) = of[0], map(float, of[1:])
-        for passes, us in _by_pass(times):
-            work = _Work(0.0, 2.0 * rows * width * _ELEMENT_BYTES[dtype])
-            yield _Case((kind, dtype, passes), (rows, width), work, dtype, us)
     elif kind == "elementwise":
         dtype, num_bytes = of[0], (float(of[1]) + 1) * float(of[2]) * _ELEMENT_BYTES[of[0]]
         yield _Case((kind,), (num_bytes,), _Work(0.0, num_bytes), dtype, times.get("us", 0.0))
@@ -315,7 +303,6 @@ def _read_line(line: str) -> Iterator[_Case]:
 _FITTING = 8
 """Elements that fit tensor-core kernels of all types; other sizes are measured beside, and no point to start from."""
 _IMAGE_PASSES = ("batch_norm", "group_norm", "max_pool")
-_ROW_PASSES = ("layer_norm", "rms_norm", "softmax")
 
 
 def _by_pass(times: Mapping[str, float]) -> Iterator[tuple[str, float]]:

@@ -689,24 +689,6 @@ max_pool bfloat16 nchw 8 320 64 forward:45.89 both:169.8
 max_pool bfloat16 nhwc 8 320 64 forward:56.86 both:150.5
 max_pool float32 nchw 8 320 64 forward:44.98 both:173.6
 max_pool float32 nhwc 8 320 64 forward:62.24 both:156.6
-layer_norm bfloat16 16384 768 forward:36.9 both:147
-layer_norm float32 16384 768 forward:49.33 both:167.9
-layer_norm bfloat16 16384 4096 forward:103.8 both:334.1
-layer_norm float32 16384 4096 forward:179.9 both:625.4
-layer_norm bfloat16 2048 1024 forward:7.56 both:22.46
-layer_norm float32 2048 1024 forward:9.53 both:26.08
-rms_norm bfloat16 16384 768 forward:21.56 both:113.7
-rms_norm float32 16384 768 forward:33.69 both:129.6
-rms_norm bfloat16 16384 4096 forward:81.04 both:302
-rms_norm float32 16384 4096 forward:179.3 both:615.9
-rms_norm bfloat16 2048 1024 forward:4.95 both:18.06
-rms_norm float32 2048 1024 forward:6.32 both:21.88
-softmax bfloat16 16384 768 forward:27.61 both:76.94
-softmax float32 16384 768 forward:29.77 both:107
-softmax bfloat16 16384 4096 forward:210.1 both:401.9
-softmax float32 16384 4096 forward:210.1 both:589
-softmax bfloat16 2048 1024 forward:6.93 both:15.23
-softmax float32 2048 1024 forward:6.7 both:19.84
 block rms_norm plain bfloat16 both:1457
 block rms_norm compiled bfloat16 both:156.2
 block gelu_dropout plain bfloat16 both:375.7
