@@ -386,8 +386,10 @@ class Options(dict[str, str]):
 
     def of_changes(self) -> dict[Change, str]:
         """The option that makes each known change."""
-        twice = frozenset({Change.LARGER_BATCH})
-        return {change: self.text(knob, times=2 if change in twice else None) for change, knob in CHANGES.items()}
+        return {
+            change: self.text(knob, times=2 if change is Change.LARGER_BATCH else None)
+            for change, knob in CHANGES.items()
+        }
 
     def _own(self, name: str) -> str:
         """Models of transformers have attention as an argument."""
