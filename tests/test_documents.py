@@ -74,6 +74,6 @@ def test_the_demo_in_the_readme_has_the_words_of_the_code() -> None:
     written = [
         wording.action_words(remedy.format_map(Advice(on_cpu=True, micro_batches=2).options)) for remedy in remedies
     ]
-    assert any(f"Fix       {remedy}: about " in text for remedy in written)
+    assert any(f"Fix       {remedy}{'; then' if ':' in remedy else ':'} about " in text for remedy in written)
     assert "Confidence " in text
     assert not re.search(r"\de[+-]\d", text)
