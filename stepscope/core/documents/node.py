@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from stepscope.core.documents.health import event_document
 from stepscope.core.documents.jobs import Assignment, FleetClass, JobClass
 from stepscope.core.hardware.devices import Device
 from stepscope.core.hardware.health import Health, HealthEvent
@@ -150,7 +151,7 @@ def node_document(node: Node) -> dict[str, Any]:
     return {
         **asdict(replace(node, devices=(), events=(), job_classes=(), ranks=())),
         "devices": [_device_document(one) for one in node.devices],
-        "events": [{**asdict(one), "labels": dict(one.labels), "action_line": one.action.line} for one in node.events],
+        "events": [event_document(one) for one in node.events],
         "job_classes": [
             {
                 "job_kind": one.job.kind,
