@@ -127,6 +127,7 @@ def agent_sources_of(
         ProbeTiming(interval=settings.gpus.interval),
         dcgm_exporter=exporter,
         training=training,
+        training_series_of_user=settings.training.user_series,
         kineto=kineto,
         nccl_ras=address,
         thresholds=settings.health,
@@ -142,7 +143,12 @@ def _training(configuration: Configuration) -> TrainingServer | None:
         where = configuration.origin_of("training.socket_mode")
         raise UsageError("is not a valid file mode", where=where, what_next="write it as 0660")
     is_required = configuration.origins["training.socket"][0] is not SettingOrigin.DEFAULT
-    return TrainingServer(settings.socket, mode=int(settings.socket_mode, 8), is_required=is_required)
+    return TrainingServer(
+        settings.socket,
+        mode=int(settings.socket_mode, 8),
+        is_required=is_required,
+        connections_of_user=settings.user_connections,
+    )
 
 
 def _kineto(configuration: Configuration) -> KinetoBackend | None:
