@@ -67,17 +67,22 @@ class Agent:
         if self._training is not None:
             self._training.wake = self._captures.wake
 
-    def serve(self, *, stop: threading.Event, say: Callable[[str], None]) -> None:
+    def serve(
+        self, *, stop: threading.Event, say: Callable[[str], None], log_lines_dropped: Callable[[], int] = int
+    ) -> None:
         """Read and serve until `stop` is set.
 
         Args:
             say: receives lines for people: the address, then what is read and what is missing.
+            log_lines_dropped: number of lines that the log did not take so far.
 
         Raises:
             UsageError: the address, the socket, the token file or the state directory cannot be used.
         """
         sources, captures, guard, systemd = self._sources, self._captures, self._guard, Systemd()
-        page = MetricsPage(sources.states, dcgm_names=self._dcgm_names, hostname=self._host)
+        page = MetricsPage(
+            sources.states, dcgm_names=self._dcgm_names, hostname=self._host, log_lines_dropped=log_lines_dropped
+        )
         lock = StateLock(self._state_directory)
         # the lock first and last: an agent that is refused has touched nothing, one that ends has released everything
         with lock, self._training or nullcontext(), self._kineto or nullcontext(), captures:

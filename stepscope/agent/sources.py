@@ -39,6 +39,8 @@ GPUS = "nvml"
 """Name of the source that reads the GPUs' driver."""
 _NEW_PROCESS_SECONDS = 3.0
 """Time after a GPU hung until a new process finds the others."""
+_GPU_PATIENCE_SECONDS = 85.0
+"""With GPUs that have not answered; `FirstGpuRound` gives them up one by one. systemd waits 90 s for the agent."""
 _HOST_SECONDS = 5.0
 _DCGM_SECONDS = 10.0
 _HEALTH_SECONDS = 5.0
@@ -76,7 +78,7 @@ class AgentSources:
         self._probes = GpuProbes(timing, environment=environment)
         self._kernel_log = KernelLog()
         gpus = GpuSource(self._probes, quiet_seconds=timing.deadline + _NEW_PROCESS_SECONDS)
-        self._gpus = ScheduledSource(GPUS, gpus, interval=timing.interval)
+        self._gpus = ScheduledSource(GPUS, gpus, interval=timing.interval, patience=_GPU_PATIENCE_SECONDS)
         kernel_log = KernelLogSource(self._kernel_log, self._probes)
         host_interval = max(timing.interval, _HOST_SECONDS)
         self._sources = [
@@ -123,6 +125,8 @@ class AgentSources:
         return self
 
     def __exit__(self, *_: object) -> None:
+        for source in (*self._sources, *self._derived):
+            source.end()
         self._open.close()
 
     def states(self) -> tuple[SourceState, ...]:

@@ -185,7 +185,8 @@ def status_command(context: click.Context, clients: list[AgentClient], as_json: 
     Exits with status 0 when there are at most notes (info), 1 when anything is wrong or an agent does not answer,
     4 when no agent answers.
     """
-    from stepscope.workflow.nodes.answers import answers_of, check_answers, status_of
+    from stepscope.workflow.nodes.answers import answers_of, check_answers
+    from stepscope.workflow.nodes.status import status_of
 
     answers = answers_of(clients)
     report = status_of(answers)
