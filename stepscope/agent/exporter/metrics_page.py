@@ -40,6 +40,7 @@ class MetricsPage(Collector):
         states: the sources now; of what two of them report, the first counts.
         dcgm_names: names under which GPUs are shown as dcgm-exporter does as well; None: not at all.
         hostname: for those; the machine's name by default.
+        log_lines_dropped: number of lines that the agent's log did not take so far.
         stale_seconds: age of a collection from which its values are left out.
     """
 
@@ -49,12 +50,14 @@ class MetricsPage(Collector):
         *,
         dcgm_names: DcgmNames | None = None,
         hostname: str | None = None,
+        log_lines_dropped: Callable[[], int] = int,
         stale_seconds: float = STALE_SECONDS,
         wall_clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._states = states
         self._dcgm_names = dcgm_names
         self._hostname = node_name(hostname or "")
+        self._log_lines_dropped = log_lines_dropped
         self._stale_seconds = stale_seconds
         self._wall_clock_ns = wall_clock_ns
         self._texts = LabelTexts()
@@ -98,6 +101,7 @@ class MetricsPage(Collector):
         now_ns, states, families = self._wall_clock_ns(), self._states(), MetricFamilies(self._texts)
         shown: list[Reading] = []
         families.add(_OF_THE_AGENT, AGENT + "info", labels_of(version=__version__), 1.0)
+        families.add(_OF_THE_AGENT, AGENT + "log_lines_dropped_total", (), self._log_lines_dropped())
         is_stale = [one.is_older_than(self._stale_seconds) for one in states]
         fresh = [Collection() if old else one.collection for one, old in zip(states, is_stale, strict=True)]
         for state, old, (readings, num_doubles) in zip(
