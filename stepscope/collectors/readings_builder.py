@@ -14,6 +14,7 @@ _UNITS = {metric.name: metric.unit for metric in (*BY_NAME.values(), *FABRIC_MET
 _MAX_CLAMPED = 2.0
 """Ratios over 1 happen: counters of a MIG instance are scaled by the whole GPU's (1.294 in NVIDIA/DCGM#152). What is
 far over is not a measurement."""
+_ABSOLUTE_ZERO_CELSIUS = -273.15
 
 
 class NoValue(NamedTuple):
@@ -78,7 +79,8 @@ class ReadingsBuilder:
             source: "NVML reports", "the page says"; followed by the raw number where that is not possible.
         """
         unit = _UNITS.get(metric)
-        if (value < 0.0 and unit is not Unit.CELSIUS) or (value > _MAX_CLAMPED and unit is Unit.RATIO):
+        least = _ABSOLUTE_ZERO_CELSIUS if unit is Unit.CELSIUS else 0.0
+        if value < least or (value > _MAX_CLAMPED and unit is Unit.RATIO):
             return NoValue(MissingReason.UNREADABLE, f"{source} {raw:g}, which is not possible")
         if value <= 1.0 or unit is not Unit.RATIO:
             return value

@@ -315,6 +315,10 @@ class TrainingSettings:
         metavar="PATH",
     )
     socket_mode: str = key("0666", "Permissions of the socket; connecting needs write permission.")
+    user_connections: int = key(64, "Largest number of connections of one user; 256 of all users.", least=1, most=256)
+    user_series: int = key(
+        1000, "Largest number of series of one user's processes; phases and figures are left out first.", least=1
+    )
     nccl_ras: str = key("127.0.0.1:28028", "NCCL's RAS service of jobs on this machine, host:port; empty: off.")
 
 

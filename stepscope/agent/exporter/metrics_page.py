@@ -47,6 +47,7 @@ class MetricsPage(Collector):
         selection: which series of each metric are on the page, by name.
         dcgm_names: names under which GPUs are shown as dcgm-exporter does as well; None: not at all.
         hostname: for those; the machine's name by default.
+        log_lines_dropped: number of lines that the agent's log did not take so far.
         stale_seconds: age of a collection from which its values are left out.
     """
 
@@ -57,6 +58,7 @@ class MetricsPage(Collector):
         selection: Mapping[str, DefaultSeries] = FULL_SELECTION,
         dcgm_names: DcgmNames | None = None,
         hostname: str | None = None,
+        log_lines_dropped: Callable[[], int] = int,
         stale_seconds: float = STALE_SECONDS,
         wall_clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
@@ -64,6 +66,7 @@ class MetricsPage(Collector):
         self._selection = selection
         self._dcgm_names = dcgm_names
         self._hostname = node_name(hostname or "")
+        self._log_lines_dropped = log_lines_dropped
         self._stale_seconds = stale_seconds
         self._wall_clock_ns = wall_clock_ns
         self._texts = LabelTexts()
@@ -107,6 +110,7 @@ class MetricsPage(Collector):
         now_ns, states, families = self._wall_clock_ns(), self._states(), MetricFamilies(self._texts, self._selection)
         shown: list[Reading] = []
         families.add(_OF_THE_AGENT, AGENT + "info", labels_of(version=__version__), 1.0)
+        families.add(_OF_THE_AGENT, AGENT + "log_lines_dropped_total", (), self._log_lines_dropped())
         is_stale = [one.is_older_than(self._stale_seconds) for one in states]
         fresh = [Collection() if old else one.collection for one, old in zip(states, is_stale, strict=True)]
         for state, old, (readings, num_doubles) in zip(

@@ -156,6 +156,7 @@ _SENTINELS = frozenset({2**32 - 1, -(2**31), -(2**63)})
 """NVML_VALUE_NOT_AVAILABLE of 32 bits, and the least that a signed number can be."""
 _MIN_SENTINEL = 2**63 - 32
 """That of 64 bits, and what comes out of a computation with it: nothing counts so far."""
+_SIGN_BIT = 2**31
 _LOWEST_PERFORMANCE_STATE = 15
 """NVML_PSTATE_UNKNOWN is 32."""
 _PERFORMANCE_STATE = GPU + "performance_state"
@@ -170,6 +171,24 @@ def is_nvml_sentinel(raw: float) -> bool:
 def nvml_sentinel_reason(raw: float) -> NoValue:
     """Why a metric has no value whose raw number is a sentinel of NVML."""
     return NoValue(MissingReason.UNREADABLE, f"NVML reports {raw}: it has no value")
+
+
+_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+"""Members of nvmlValue_t by nvmlValueType_t."""
+
+
+def field_value(field: Any) -> float | NoValue:
+    """The number in a nvmlFieldValue_t, or why it has none."""
+    code = struct_member(field, "nvmlReturn")
+    if code == INVALID_ARGUMENT:  # so drivers call an id or a scope that they do not know
+        return NoValue(MissingReason.NOT_SUPPORTED)
+    if code:
+        return nvml_reason_of_code(code)
+    kind = struct_member(field, "valueType")
+    if kind >= len(_MEMBERS):
+        return NoValue(MissingReason.UNREADABLE, f"NVML reports a value of the unknown type {kind}")
+    number: float = getattr(struct_member(field, "value"), _MEMBERS[kind])
+    return nvml_sentinel_reason(number) if is_nvml_sentinel(number) or not math.isfinite(number) else number
 
 
 class GpuReadings(ReadingsBuilder):
@@ -189,6 +208,8 @@ class GpuReadings(ReadingsBuilder):
     def _checked_raw(self, metric: str, raw: float, value: float, labels: Labels) -> float | NoValue:
         if is_nvml_sentinel(raw) or not math.isfinite(value):
             return nvml_sentinel_reason(raw)
+        if _SIGN_BIT <= value < 2 * _SIGN_BIT and metric.endswith("_celsius"):
+            value -= 2 * _SIGN_BIT  # below zero: NVML has temperatures as signed numbers of unsigned type
         if metric == _PERFORMANCE_STATE and value > _LOWEST_PERFORMANCE_STATE:
             return NoValue(MissingReason.UNREADABLE, f"NVML reports {raw:g}, which is not possible")
         return self.checked(metric, value, labels, source="NVML reports", raw=raw)

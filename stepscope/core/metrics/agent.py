@@ -35,6 +35,7 @@ AGENT_METRICS: tuple[Metric, ...] = (
     _agent("probe_timeouts_total", "Answers of probe processes that timed out."),
     _agent("probe_crashes_total", "Probe processes that crashed."),
     _agent("probes_left_behind", "Killed probe processes that still hang in the kernel.", default=_ALL),
+    _agent("log_lines_dropped_total", "Lines that the agent's log did not take: nobody read it, or its disk is full."),
     _agent("xids_untold_total", "XIDs that are counted but not logged, as too many came at once."),
 )
 
@@ -47,7 +48,7 @@ _link, _kineto = MetricGroup(LINK).metric, MetricGroup(KINETO).metric
 
 TRAINING_METRICS: tuple[Metric, ...] = (
     _rank("info", "Process, GPU and mesh (dp=2,tp=4) of a rank as labels; always 1.",
-          "pid", "uuid", "local_rank", "world_size", "mesh", default=_ALL),
+          "pid", "uuid", "local_rank", "world_size", "mesh", "uid", default=_ALL),
     _rank("step", "Latest finished optimizer step, counted from 0.", default=_ALL),
     _rank("step_seconds", "Duration of the latest finished step.", default=_ALL),
     _rank("step_age_seconds", "Time since the latest step ended, or since the start before the first.", default=_ALL),
@@ -64,6 +65,8 @@ TRAINING_METRICS: tuple[Metric, ...] = (
     _kineto("processes", "Processes with KINETO_USE_DAEMON=1 that poll the agent."),
     _kineto("rejected_total", "Datagrams to the Kineto socket that were not valid requests."),
     _link("refused_total", "Connections that the agent closed, by reason.", "reason"),
+    _link("series_left_out", "Series of a user's training processes beyond the user's budget.", "uid"),
+    _kineto("refused_total", "Polls of processes beyond the largest number of processes of a user, or of all."),
 )
 
 JOB = "stepscope_job_"

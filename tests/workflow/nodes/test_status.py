@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from stepscope.core.hardware.devices import Device
 from stepscope.core.hardware.health import Action, Severity
-from stepscope.workflow.nodes.answers import NodeAnswer, status_of
+from stepscope.workflow.nodes.answers import NodeAnswer
+from stepscope.workflow.nodes.status import status_of
 from tests.workflow.nodes.made_nodes import device, event, finding, node, source
 
 _URL = "http://n1:9455"
