@@ -49,7 +49,7 @@ def test_it_runs_without_any_gpu_until_it_is_told_to_end(
             with urllib.request.urlopen(url, timeout=20) as answer:
                 page = answer.read().decode()
             assert 'stepscope_agent_collector_up{collector="nvml",reason="not_installed"} 0.0' in page
-            assert "\nstepscope_host_cpus " in page
+            assert "\nstepscope_host_memory_total_bytes " in page
             process.send_signal(signal.SIGHUP)
             assert process.stderr.readline().startswith("stepscope agent: goes on after SIGHUP; ")
             process.send_signal(number)
