@@ -12,7 +12,7 @@ from stepscope.core.metrics.host import CPU_METRICS_OF_DCGM
 from stepscope.core.metrics.readings import Collection, Finding, Labels, Missing, MissingReason, Reading
 
 _METRICS = {metric.name: metric for metric in (*BY_NAME.values(), *FABRIC_METRICS, *CPU_METRICS_OF_DCGM)}
-_COLDEST, _HOTTEST = -273.15, 2.0**31
+_ABSOLUTE_ZERO_CELSIUS, _HOTTEST_CELSIUS = -273.15, 2.0**31
 _FIRST_WRAPPED, _END_WRAPPED = 2**32 - 2**16, 2**32 - 1
 """Small negative numbers that were read as unsigned ones of 32 bits; -1 itself is NVML's "no value"."""
 _MAX_CLAMPED = 2.0
@@ -76,8 +76,9 @@ class ReadingsBuilder:
         self.findings.append(Finding(code, message, self.with_labels(further), self.time_ns))
 
     def checked(self, metric: str, value: float, labels: Labels, *, source: str, raw: float) -> float | NoValue:
-        """The value if its unit allows it; a ratio slightly over 1 becomes 1, with a finding. A temperature below zero that
-        was read as unsigned is what it was.
+        """The value if its unit allows it; a ratio slightly over 1 becomes 1, with a finding.
+
+        A temperature below zero that was read as unsigned is what it was.
 
         Args:
             source: "NVML reports", "the page says"; followed by the raw number where that is not possible.
@@ -88,7 +89,7 @@ class ReadingsBuilder:
         if is_wrapped and unit is Unit.CELSIUS:
             value, is_wrapped = raw - 2.0**32, False
         is_wrapped &= known is not None and known.kind is MetricKind.GAUGE and unit is not Unit.BYTES
-        least, most = (_COLDEST, _HOTTEST) if unit is Unit.CELSIUS else (0.0, inf)
+        least, most = (_ABSOLUTE_ZERO_CELSIUS, _HOTTEST_CELSIUS) if unit is Unit.CELSIUS else (0.0, inf)
         if is_wrapped or not least <= value <= most or (value > _MAX_CLAMPED and unit is Unit.RATIO):
             return NoValue(MissingReason.UNREADABLE, f"{source} {raw:g}, which is not possible")
         if value <= 1.0 or unit is not Unit.RATIO:

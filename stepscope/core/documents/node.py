@@ -124,6 +124,8 @@ class TrainingRank:
         uid: of the process's user.
         heartbeat_age_ms: since its newest message.
         step_age_ms: since its newest finished step ended, or since the start; None before the first heartbeat.
+        known_since: when its user began to use the run's name, monotonic seconds of the agent. Not part of the
+            document.
     """
 
     key: str
@@ -133,6 +135,7 @@ class TrainingRank:
     uid: int | None
     heartbeat_age_ms: float
     step_age_ms: float | None = None
+    known_since: float = 0.0
 
     @property
     def rank(self) -> int:

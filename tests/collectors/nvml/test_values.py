@@ -135,7 +135,7 @@ def test_one_call_that_is_refused_takes_no_other_with_it(nvml: FakeNvml) -> None
 def test_a_temperature_below_zero_and_numbers_that_cannot_be(nvml: FakeNvml) -> None:
     wrapped = 2**32 - 5
     nvml.add({**profiles.h100(0), "temperature__0": wrapped, "power_mw": wrapped, "clock__1": wrapped})
-    nvml.set(0, **{"field__82": f"u {wrapped}", "threshold__0": 2**31 + 7, "pcie_width": wrapped})
+    nvml.set(0, field__82=f"u {wrapped}", threshold__0=2**31 + 7, pcie_width=wrapped)
     nvml.write()
     collection = NvmlCollector().collect()
     assert value_of(collection, "temperature_celsius") == -5
