@@ -35,7 +35,8 @@ AGENT_METRICS: tuple[Metric, ...] = (
     _agent("probe_timeouts_total", "Answers of probe processes that timed out."),
     _agent("probe_crashes_total", "Probe processes that crashed."),
     _agent("probes_left_behind", "Killed probe processes that still hang in the kernel.", default=_ALL),
-    _agent("log_lines_dropped_total", "Lines that the agent's log did not take: nobody read it, or its disk is full."),
+    _agent("log_lines_dropped_total", "Lines that the agent's log did not take: nobody read it, or its disk is full.",
+           default=_ALL),
     _agent("xids_untold_total", "XIDs that are counted but not logged, as too many came at once."),
 )
 
