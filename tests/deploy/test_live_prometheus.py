@@ -26,7 +26,8 @@ import pytest
 import yaml
 
 from stepscope.workflow.nodes.agent_client import agent_client
-from stepscope.workflow.nodes.answers import NodeAnswer, ask_node, status_of
+from stepscope.workflow.nodes.answers import NodeAnswer, ask_node
+from stepscope.workflow.nodes.status import status_of
 from tests.agent.web.certificates import self_signed
 from tests.collectors.fake_nvml import profiles
 from tests.collectors.fake_nvml.library import FakeNvml, build_fake_nvml

@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import os
 import socket
 import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -19,7 +21,7 @@ from stepscope.core.errors import UnreachableError, UsageError
 DEFAULT_URL = "http://127.0.0.1:9455"
 _DEFAULT_PORT = 9455
 _TIMEOUT_SECONDS = 10.0
-_MAX_BYTES = 16 << 20
+MAX_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class AgentClient:
         ca_file: certificates to trust instead of the system's.
         user, password: for agents with passwords.
         cert_file, key_file: client certificate, and its key if that is another file.
+        labels: of the target, as "rack", from where its address was read.
     """
 
     host: str
@@ -58,6 +61,7 @@ class AgentClient:
     password: str = ""
     cert_file: str = ""
     key_file: str = ""
+    labels: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -70,12 +74,7 @@ class AgentClient:
             UnreachableError: there is none.
         """
         body = None if document is None else json.dumps(document).encode()
-        headers = {} if body is None else {"Content-Type": "application/json"}
-        if self.token:
-            headers["Authorization"] = f"Bearer {self.token}"
-        elif self.user:
-            pair = base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
-            headers["Authorization"] = f"Basic {pair}"
+        headers = self.headers() if body is None else {**self.headers(), "Content-Type": "application/json"}
         deadline = time.monotonic() + _TIMEOUT_SECONDS
         try:
             connection = self._connection()
@@ -85,35 +84,47 @@ class AgentClient:
                     connection.sock = DeadlineSocket(channel, deadline)
                     connection.request(method, path, body, headers)
                     response = connection.getresponse()
-                    content = response.read(_MAX_BYTES + 1)
+                    content = response.read(MAX_BYTES + 1)
             finally:
                 connection.close()
         except (OSError, UnicodeError, http.client.HTTPException) as error:
-            raise self._unreachable(error) from None
-        if len(content) > _MAX_BYTES:
-            raise UnreachableError(f"answers more than {_MAX_BYTES >> 20} MiB: is that an agent?", where=str(self))
+            raise self.unreachable(error, _TIMEOUT_SECONDS) from None
+        if len(content) > MAX_BYTES:
+            raise self.too_large()
         return _reply(response.status, content)
 
+    def headers(self) -> dict[str, str]:
+        """Headers that say who asks."""
+        if self.token:
+            return {"Authorization": f"Bearer {self.token}"}
+        if self.user:
+            pair = base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
+            return {"Authorization": f"Basic {pair}"}
+        return {}
+
+    def context(self) -> ssl.SSLContext | None:
+        """TLS settings, which clients with the same files share; None without TLS.
+
+        Raises:
+            UsageError: a file cannot be used.
+        """
+        return _context(self.ca_file, self.cert_file, self.key_file) if self.is_https else None
+
     def _connection(self) -> http.client.HTTPConnection:
-        if not self.is_https:
+        context = self.context()
+        if context is None:
             return http.client.HTTPConnection(self.host, self.port, timeout=_TIMEOUT_SECONDS)
-        try:
-            context = ssl.create_default_context(cafile=self.ca_file or None)
-        except OSError as error:
-            what = f"cannot be read as certificates ({error.strerror or error})"
-            raise UsageError(what, where=self.ca_file) from None
-        if self.cert_file:
-            try:
-                context.load_cert_chain(self.cert_file, self.key_file or None, password="")
-            except (OSError, ValueError) as error:
-                what = f"cannot be read as a certificate with its key ({getattr(error, 'strerror', None) or error})"
-                raise UsageError(what, where=self.cert_file, what_next="name the key's file: --key-file") from None
         return http.client.HTTPSConnection(self.host, self.port, timeout=_TIMEOUT_SECONDS, context=context)
 
-    def _unreachable(self, error: Exception) -> UnreachableError:
+    def too_large(self) -> UnreachableError:
+        """The error of an answer over `MAX_BYTES`."""
+        return UnreachableError(f"answers more than {MAX_BYTES >> 20} MiB: is that an agent?", where=str(self))
+
+    def unreachable(self, error: Exception, seconds: float) -> UnreachableError:
+        """The error of an agent that has not answered within a time, or whose answer is not HTTP."""
         next_step = "is an agent running there? name another with --agent"
         if isinstance(error, TimeoutError):
-            what = f"the agent has not answered within {_TIMEOUT_SECONDS:.0f} s"
+            what = f"the agent has not answered within {seconds:g} s"
         elif isinstance(error, ssl.SSLCertVerificationError):
             what, next_step = (
                 f"its certificate is not trusted ({error.verify_message})",
@@ -121,10 +132,34 @@ class AgentClient:
             )
         elif isinstance(error, socket.gaierror):
             what = f"no such host ({error.strerror})"
+        elif isinstance(error, http.client.RemoteDisconnected):
+            what = "it closed the connection without an answer: is that an agent?"
+        elif isinstance(error, http.client.IncompleteRead):
+            what = "its answer ends too early"
+        elif isinstance(error, http.client.BadStatusLine):
+            what = f"its answer is not HTTP: is that an agent? ({str(error).strip()[:40]})"
         else:
-            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            number = None if isinstance(error, ssl.SSLError) else getattr(error, "errno", None)
+            known = os.strerror(number) if number else getattr(error, "strerror", None)  # asyncio words it otherwise
+            reason = known or str(error) or type(error).__name__
             what = f"the agent cannot be reached ({reason})"
         return UnreachableError(what, where=str(self), what_next=next_step)
+
+
+@lru_cache(maxsize=8)
+def _context(ca_file: str, cert_file: str, key_file: str) -> ssl.SSLContext:
+    """Reading the system's certificates takes 20 ms: 1,250 agents share them."""
+    try:
+        context = ssl.create_default_context(cafile=ca_file or None)
+    except OSError as error:
+        raise UsageError(f"cannot be read as certificates ({error.strerror or error})", where=ca_file) from None
+    if cert_file:
+        try:
+            context.load_cert_chain(cert_file, key_file or None, password="")
+        except (OSError, ValueError) as error:
+            what = f"cannot be read as a certificate with its key ({getattr(error, 'strerror', None) or error})"
+            raise UsageError(what, where=cert_file, what_next="name the key's file: --key-file") from None
+    return context
 
 
 def agent_client(

@@ -1,25 +1,27 @@
-"""Documents and status of many nodes, requested in parallel so that a silent one delays no other; selection of GPUs."""
+"""Documents of many nodes, requested in parallel so that a silent one delays no other; selection of GPUs."""
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import msgspec
 
 from stepscope.core.documents import node as node_documents
-from stepscope.core.errors import StepscopeError, UnreachableError
+from stepscope.core.errors import UnreachableError
 from stepscope.core.hardware.devices import Device, device_in
-from stepscope.core.hardware.health import NOTES, HealthState, Severity
-from stepscope.core.metrics.readings import MissingReason
+from stepscope.core.hardware.health import HealthState
 from stepscope.core.vocabulary import Notice
 from stepscope.workflow.nodes.agent_client import AgentClient
+from stepscope.workflow.nodes.exchanges import AgentExchanges, Body
 
-_MAX_THREADS = 64
+ANSWER_SECONDS = 3.0
+"""Within which an agent must have answered; it waits for nothing itself, and answers within some 10 ms."""
+_MAX_ERROR_LENGTH = 500
+_MAX_SHOWN_BYTES = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +32,14 @@ class NodeAnswer:
         node: its last document; None before the first.
         error: why the agent did not answer the last request; empty if it did.
         at: when the document came, monotonic seconds; None without one.
+        labels: of the target, as "rack", from where its address was read.
     """
 
     agent: str
     node: node_documents.Node | None = None
     error: str = ""
     at: float | None = None
+    labels: tuple[tuple[str, str], ...] = ()
 
 
 def silent_agents(answers: Iterable[NodeAnswer]) -> tuple[Notice, ...]:
@@ -43,9 +47,11 @@ def silent_agents(answers: Iterable[NodeAnswer]) -> tuple[Notice, ...]:
     return tuple(Notice("agent_silent", f"{answer.agent}: {answer.error}") for answer in answers if answer.error)
 
 
-def answers_of(clients: Sequence[AgentClient]) -> tuple[NodeAnswer, ...]:
-    """Ask the agents of all nodes once, in parallel."""
-    with NodeWatch(clients) as watch:
+def answers_of(
+    clients: Sequence[AgentClient], *, seconds: float = ANSWER_SECONDS, view: str = ""
+) -> tuple[NodeAnswer, ...]:
+    """Ask the agents of all nodes once, in parallel; see `NodeWatch`."""
+    with NodeWatch(clients, seconds=seconds, view=view) as watch:
         watch.ask()
         watch.wait()
         return watch.answers()
@@ -70,17 +76,42 @@ def ask_node(client: AgentClient) -> node_documents.Node:
     reply = client.ask("GET", node_documents.NODE_PATH)
     if reply.error:
         raise UnreachableError(reply.error, where=str(client))
-    schema = reply.document.get("schema")
-    if schema != node_documents.NODE_SCHEMA:
-        raise UnreachableError(
-            f"answers {schema!r}, this version reads {node_documents.NODE_SCHEMA!r}", where=str(client)
-        )
     try:
-        return read_node(reply.document)
-    except (msgspec.ValidationError, KeyError, TypeError, AttributeError) as error:
-        raise UnreachableError(
-            f"its answer is not a {node_documents.NODE_SCHEMA} document ({error})", where=str(client)
-        ) from None
+        return _checked_node(reply.document)
+    except UnreachableError as error:
+        raise UnreachableError(error.what, where=str(client)) from None
+
+
+def _node_of(body: Body) -> node_documents.Node:
+    """The document of an answer.
+
+    Raises:
+        UnreachableError: it is not a node's document.
+    """
+    status, content = body
+    try:
+        document = msgspec.json.decode(content)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        document = None
+    if status >= 400:
+        error = document.get("error") if isinstance(document, dict) else content.decode(errors="replace").strip()
+        raise UnreachableError(str(error or f"status {status}")[:_MAX_ERROR_LENGTH])
+    if status != 200:
+        raise UnreachableError(f"answers with HTTP status {status}: is that an agent?")
+    if not isinstance(document, dict):
+        begin = content[:_MAX_SHOWN_BYTES].decode(errors="replace").strip()
+        raise UnreachableError(f"its answer is not a JSON object: is that an agent? ({begin or 'empty'})")
+    return _checked_node(document)
+
+
+def _checked_node(document: Mapping[str, Any]) -> node_documents.Node:
+    schema = document.get("schema")
+    if schema != node_documents.NODE_SCHEMA:
+        raise UnreachableError(f"answers {schema!r}, this version reads {node_documents.NODE_SCHEMA!r}")
+    try:
+        return read_node(document)
+    except (msgspec.ValidationError, KeyError, TypeError, AttributeError, ValueError) as error:
+        raise UnreachableError(f"its answer is not a {node_documents.NODE_SCHEMA} document ({error})") from None
 
 
 def read_node(document: Mapping[str, Any]) -> node_documents.Node:
@@ -134,32 +165,33 @@ def _class_shape(raw: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 class NodeWatch:
-    """Asks the agents of nodes repeatedly, never one twice at a time. A context manager; threads are daemons."""
+    """Asks the agents of nodes repeatedly, never one twice at a time. A context manager.
 
-    def __init__(self, clients: Sequence[AgentClient]) -> None:
-        self._clients = {str(client): client for client in clients}
-        self._answers = {agent: NodeAnswer(agent) for agent in self._clients}
+    Args:
+        seconds: within which an agent must have answered.
+        view: a part of the document that suffices, see `VIEWS`; empty: all of it.
+    """
+
+    def __init__(self, clients: Sequence[AgentClient], *, seconds: float = ANSWER_SECONDS, view: str = "") -> None:
+        self._answers = {str(client): NodeAnswer(str(client), labels=client.labels) for client in clients}
+        self._exchanges = AgentExchanges(clients, seconds=seconds)
+        self._path = f"{node_documents.NODE_PATH}?view={view}" if view else node_documents.NODE_PATH
         self._lock = threading.Condition()
         self._asked: set[str] = set()
-        self._queue: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        count = min(_MAX_THREADS, len(self._clients))
-        self._threads = [threading.Thread(target=self._run, name="stepscope-ask", daemon=True) for _ in range(count)]
 
     def __enter__(self) -> NodeWatch:
-        for thread in self._threads:
-            thread.start()
+        self._exchanges.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for _thread in self._threads:
-            self._queue.put(None)
+        self._exchanges.__exit__()
 
     def ask(self) -> None:
         """Send a request to each agent whose last one was answered."""
         with self._lock:
-            for agent in self._clients.keys() - self._asked:
-                self._asked.add(agent)
-                self._queue.put(agent)
+            asked = self._answers.keys() - self._asked
+            self._asked |= asked
+        self._exchanges.get(asked, self._path, self._keep)
 
     def wait(self) -> None:
         """Wait until all have answered or were given up."""
@@ -171,19 +203,22 @@ class NodeWatch:
         with self._lock:
             return tuple(self._answers.values())
 
-    def _run(self) -> None:
-        while (agent := self._queue.get()) is not None:
-            try:
-                node, error = ask_node(self._clients[agent]), ""
-            except StepscopeError as failed:
-                node, error = None, failed.what
-            except Exception as failed:  # the thread's edge: one agent's answer stops no requests to others
-                node, error = None, f"its answer cannot be read ({type(failed).__name__})"
-            with self._lock:
-                before = self._answers[agent]
-                now = NodeAnswer(agent, node, "", time.monotonic()) if node else replace(before, error=error)
-                self._answers[agent] = now
-                self._asked.discard(agent)
+    def _keep(self, agent: str, answer: Body | UnreachableError) -> None:
+        node, error = None, ""
+        try:
+            if isinstance(answer, UnreachableError):
+                raise answer
+            node = _node_of(answer)
+        except UnreachableError as failed:
+            error = failed.what
+        except Exception as failed:  # the thread's edge: one agent's answer stops no requests to others
+            error = f"its answer cannot be read ({type(failed).__name__})"
+        with self._lock:
+            before = self._answers[agent]
+            now = replace(before, node=node, error="", at=time.monotonic()) if node else replace(before, error=error)
+            self._answers[agent] = now
+            self._asked.discard(agent)
+            if not self._asked:
                 self._lock.notify_all()
 
 
@@ -226,91 +261,3 @@ def _has(device: node_documents.NodeDevice, text: str) -> bool:
 
 def _is_sick(device: node_documents.NodeDevice) -> bool:
     return device.is_up is False or (device.health is not None and device.health.state in _SICK)
-
-
-_GPUS = "nvml"
-_NORMAL = frozenset({MissingReason.NOT_INSTALLED.value, MissingReason.NOT_SUPPORTED.value, MissingReason.NOT_YET.value})
-"""Reasons that are not findings: a machine may have no GPUs or InfiniBand."""
-_NORMAL_OF = {
-    "kernel_log": MissingReason.NO_PERMISSION.value,  # an agent without that permission
-    "kubelet": MissingReason.NO_PERMISSION.value,  # its socket is root's
-    "kineto": MissingReason.TAKEN.value,  # dynolog runs; an agent whose setting requires it does not start
-}
-_COUNTED = (Severity.CRITICAL, Severity.WARNING)
-_ORDER = (*_COUNTED, Severity.INFO)
-_PROBLEMS = frozenset({"hang"})
-"""Findings of the sources that are not health events but problems."""
-
-
-def status_of(answers: Iterable[NodeAnswer]) -> node_documents.StatusReport:
-    """Commands on nodes: join the answers of all nodes to one status, the worst findings first."""
-    answers = tuple(answers)
-    findings = [finding for answer in answers for finding in _findings(answer)]
-    findings.sort(key=lambda finding: _ORDER.index(Severity(finding.severity)))  # stable: by node within
-    return node_documents.StatusReport(
-        tuple(_status_node(answer) for answer in answers), tuple(findings), silent_agents(answers)
-    )
-
-
-def _status_node(answer: NodeAnswer) -> node_documents.StatusNode:
-    node = answer.node
-    if node is None or answer.error:
-        return node_documents.StatusNode(answer.agent, node.host if node else "", "", 0, is_reachable=False)
-    num_gpus = sum(1 for one in node.devices if not one.device.instance)
-    return node_documents.StatusNode(answer.agent, node.host, node.version, num_gpus, is_reachable=True)
-
-
-def _findings(answer: NodeAnswer) -> Iterator[node_documents.StatusFinding]:
-    node = answer.node
-    if answer.error or node is None:
-        host, message = node.host if node else "", answer.error or "it has not answered yet"
-        next_step = "is the machine up? systemctl status stepscope-agent"
-        yield node_documents.StatusFinding(
-            answer.agent, host, "", "", "agent_unreachable", "critical", message, next_step
-        )
-        return
-    names = {one.device.key: one.device.name for one in node.devices}
-    reported = set()
-    for event in node.events:
-        is_counted = event.severity in _COUNTED
-        if event.ended_ns is None and (is_counted or event.code in NOTES):
-            device = device_in(dict(event.labels))
-            if is_counted:
-                reported.add(device.key)
-            gpu = names.get(device.key, device.index)
-            yield node_documents.StatusFinding(
-                answer.agent,
-                node.host,
-                gpu,
-                device.uuid,
-                event.code,
-                event.severity.value,
-                event.message,
-                event.action.line,
-            )
-    yield from _sources_down(answer.agent, node)
-    of_driver = {source.reason for source in node.sources if source.name == "nvml" and not source.is_up}
-    for one in node.devices:  # a driver that answers for no GPU is one finding above
-        device = one.device
-        is_reported = device.key in reported or one.reason in of_driver or device.instance
-        if one.is_up is False and not is_reported:
-            what = f"it does not answer ({one.reason})"
-            yield node_documents.StatusFinding(
-                answer.agent, node.host, device.name, device.uuid, "gpu_down", Severity.CRITICAL.value, what
-            )
-    for finding in node.findings:
-        if finding.code in _PROBLEMS:
-            device = device_in(finding.labels)
-            gpu = names.get(device.key, "")
-            yield node_documents.StatusFinding(
-                answer.agent, node.host, gpu, device.uuid, finding.code, "warning", finding.message
-            )
-
-
-def _sources_down(agent: str, node: node_documents.Node) -> Iterator[node_documents.StatusFinding]:
-    for source in node.sources:
-        is_normal = source.reason in _NORMAL or source.reason == _NORMAL_OF.get(source.name)
-        if not source.is_up and not is_normal:
-            message = f"{source.name} gives nothing ({source.reason}: {source.detail})"
-            severity = "critical" if source.name == _GPUS else "warning"
-            yield node_documents.StatusFinding(agent, node.host, "", "", "source_down", severity, message)

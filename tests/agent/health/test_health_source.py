@@ -22,7 +22,8 @@ from stepscope.collectors.contradictions import ContradictionWatch
 from stepscope.collectors.kernel_log import KernelLog
 from stepscope.core.hardware.health import HealthEvent, HealthState
 from stepscope.core.metrics.readings import GPU, Collection, Reading, labels_of, with_labels
-from stepscope.workflow.nodes.answers import NodeAnswer, status_of
+from stepscope.workflow.nodes.answers import NodeAnswer
+from stepscope.workflow.nodes.status import status_of
 from tests.agent.health.machines import LABELS, SECOND, START
 from tests.collectors.dcgm_exporter.pages import Line, Pages, busy, render
 from tests.collectors.fake_nvml import profiles

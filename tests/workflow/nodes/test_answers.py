@@ -125,8 +125,8 @@ def test_an_answer_that_nobody_foresaw_is_its_own_agents_error_alone(monkeypatch
     def odd(_: object) -> Node:
         raise OverflowError("int too large")
 
-    monkeypatch.setattr(nodes_module, "ask_node", odd)
-    with NodeWatch([agent_client("127.0.0.1:1")]) as watch:
+    monkeypatch.setattr(nodes_module, "read_node", odd)
+    with served(node(device(0))) as url, NodeWatch([agent_client(url)]) as watch:
         watch.ask()
         watch.wait()
         (answer,) = watch.answers()

@@ -1,0 +1,280 @@
+"""HTTP GETs to many agents at once, in one thread: each has a deadline of its own, and a silent agent delays no other.
+
+A server that sends a byte now and then gets no longer for it. Host names are looked up in threads, since the system's
+resolver blocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import io
+import queue
+import re
+import resource
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any
+
+from stepscope.core.errors import UnreachableError
+from stepscope.workflow.nodes.agent_client import MAX_BYTES, AgentClient
+
+Body = tuple[int, bytes]
+"""HTTP status and content of an answer."""
+
+_MAX_AT_ONCE = 4096
+_MAX_RECEIVED_BYTES = MAX_BYTES + (1 << 16)
+_SPARE_FILES = 64
+"""File descriptors left for the rest of the process."""
+_MAX_LOOKUPS = 64
+_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,12})[ \t]*\r\n", re.IGNORECASE)
+
+
+class AgentExchanges:
+    """Thread that sends requests to agents and gives each its answer. A context manager.
+
+    Args:
+        seconds: within which an agent must have answered.
+
+    Raises:
+        UsageError: a client's certificate files cannot be used.
+    """
+
+    def __init__(self, clients: Iterable[AgentClient], *, seconds: float) -> None:
+        self._clients = {str(client): client for client in clients}
+        for client in self._clients.values():
+            client.context()
+        self._seconds = seconds
+        self._lookups = _Lookups(min(_MAX_LOOKUPS, len(self._clients)))
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="stepscope-ask", daemon=True)
+
+    def __enter__(self) -> AgentExchanges:
+        self._thread.start()
+        self._is_ready.wait()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+        self._lookups.close()
+
+    def get(self, agents: Iterable[str], path: str, done: Callable[[str, Body | UnreachableError], None]) -> None:
+        """Ask agents; returns at once.
+
+        Args:
+            agents: their addresses.
+            done: called in the thread for each, with its answer or why there is none.
+        """
+        self._loop.call_soon_threadsafe(self._begin, list(agents), path, done)
+
+    def _run(self) -> None:
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        self._at_once = asyncio.Semaphore(_num_files(len(self._clients)))
+        self._is_ready.set()
+        await self._stop.wait()
+
+    def _begin(self, agents: list[str], path: str, done: Callable[[str, Body | UnreachableError], None]) -> None:
+        for agent in agents:
+            task = self._loop.create_task(self._exchange(agent, path, done))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _exchange(self, agent: str, path: str, done: Callable[[str, Body | UnreachableError], None]) -> None:
+        client = self._clients[agent]
+        answer: Body | UnreachableError
+        async with self._at_once:
+            try:
+                async with asyncio.timeout(self._seconds):
+                    received = await self._receive(client, path)
+                answer = _parsed(received)
+                if len(answer[1]) > MAX_BYTES:
+                    answer = client.too_large()
+            except UnreachableError as error:
+                answer = error
+            except (OSError, UnicodeError, http.client.HTTPException) as error:
+                answer = client.unreachable(error, self._seconds)
+        done(agent, answer)
+
+    async def _receive(self, client: AgentClient, path: str) -> bytes:
+        context = client.context()
+        request = _request(client, path)
+        error: OSError = OSError("no address")
+        for host in await self._lookups.addresses(client.host, client.port):
+            exchange = _Exchange(request, self._loop)
+            name = None if context is None else client.host
+            try:
+                await self._loop.create_connection(
+                    lambda exchange=exchange: exchange, host, client.port, ssl=context, server_hostname=name
+                )
+            except OSError as failed:
+                error = failed
+                if isinstance(failed, ssl.SSLError):
+                    break
+                continue
+            try:
+                return await exchange.received
+            finally:
+                exchange.abort()
+        raise error
+
+
+class _Exchange(asyncio.Protocol):
+    """One connection: sends the request, and gives all that came until the answer or the connection ended."""
+
+    def __init__(self, request: bytes, loop: asyncio.AbstractEventLoop) -> None:
+        self._request = request
+        self._content = bytearray()
+        self._length: int | None = None
+        self._transport: asyncio.Transport | None = None
+        self.received: asyncio.Future[bytes] = loop.create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self._content += data
+        if self._length is None:
+            self._length = _length(self._content)
+        if len(self._content) >= (self._length or _MAX_RECEIVED_BYTES):
+            self._end()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if exc is not None and not self._content and not self.received.done():
+            self.received.set_exception(exc)
+        self._end()
+
+    def abort(self) -> None:
+        """Close the connection now."""
+        self.received.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _end(self) -> None:
+        if not self.received.done():
+            self.received.set_result(bytes(self._content))
+
+
+def _length(content: bytearray) -> int | None:
+    """Bytes of the whole answer; None while they are not known."""
+    end = content.find(b"\r\n\r\n")
+    if end < 0:
+        return None
+    match = _LENGTH.search(content, 0, end + 2)
+    return min(end + 4 + int(match[1]), _MAX_RECEIVED_BYTES) if match else _MAX_RECEIVED_BYTES
+
+
+def _request(client: AgentClient, path: str) -> bytes:
+    lines = [f"GET {path} HTTP/1.1", f"Host: {str(client).partition('://')[2]}", "Connection: close"]
+    lines += [f"{name}: {value}" for name, value in client.headers().items()]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+class _Received:
+    """What was received, as http.client reads it from a socket."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def makefile(self, _mode: str) -> io.BytesIO:
+        return io.BytesIO(self._content)
+
+
+def _parsed(content: bytes) -> Body:
+    received: Any = _Received(content)
+    response = http.client.HTTPResponse(received, method="GET")
+    try:
+        response.begin()
+        return response.status, response.read()
+    finally:
+        response.close()
+
+
+def _num_files(num_agents: int) -> int:
+    """Number of connections that may be open; the soft limit of files is raised where that helps."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(num_agents, _MAX_AT_ONCE) + 2 * _SPARE_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    limit = _MAX_AT_ONCE if soft == resource.RLIM_INFINITY else soft - _SPARE_FILES
+    return max(1, min(limit, _MAX_AT_ONCE))
+
+
+class _Lookups:
+    """Looks up host names in threads, which a name server that does not answer never keeps from ending the process."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+
+    async def addresses(self, host: str, port: int) -> list[str]:
+        """Addresses of a host, the preferred first.
+
+        Raises:
+            OSError, UnicodeError: there are none.
+        """
+        if _is_address(host):
+            return [host]
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[list[str]] = loop.create_future()
+
+        def look_up() -> None:
+            try:
+                result: list[str] | Exception = _addresses(host, port)
+            except (OSError, UnicodeError) as error:
+                result = error
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(_settle, found, result)
+
+        self._queue.put(look_up)
+        if len(self._threads) < self._count:
+            thread = threading.Thread(target=self._run, name="stepscope-lookup", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        return await found
+
+    def close(self) -> None:
+        """Let the threads end once they are free."""
+        for _ in self._threads:
+            self._queue.put(None)
+
+    def _run(self) -> None:
+        while (look_up := self._queue.get()) is not None:
+            look_up()
+
+
+def _settle(found: asyncio.Future[list[str]], result: list[str] | Exception) -> None:
+    if found.done():
+        return
+    if isinstance(result, Exception):
+        found.set_exception(result)
+    else:
+        found.set_result(result)
+
+
+def _is_address(host: str) -> bool:
+    for family in (socket.AF_INET, socket.AF_INET6):
+        with suppress(OSError):
+            socket.inet_pton(family, host)
+            return True
+    return False
+
+
+def _addresses(host: str, port: int) -> list[str]:
+    found = []
+    for *_, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        scope = f"%{place[3]}" if len(place) == 4 and place[3] else ""
+        found.append(f"{place[0]}{scope}")
+    return list(dict.fromkeys(found))
