@@ -19,7 +19,9 @@ from pathlib import Path
 from stepscope.agent.captures.coordinator import AgentCaptureCoordinator, CaptureBackend, ProfileCaptureBackend
 from stepscope.agent.config.configuration import Configuration, SettingOrigin
 from stepscope.agent.config.settings import node_name, ras_address
+from stepscope.agent.exporter.exposition import CATALOGUE
 from stepscope.agent.exporter.metrics_page import DcgmNames, MetricsPage
+from stepscope.agent.exporter.selection import selected_series
 from stepscope.agent.gpus.supervisor import ProbeTiming
 from stepscope.agent.polling import STALE_SECONDS
 from stepscope.agent.sources import GPUS, AgentSources, summary_of_sources, wait_for_sources
@@ -51,6 +53,8 @@ class Agent:
         with _located_error(configuration, "web.listen"):
             self.address = listen_address_of(web.listen, insecure=web.insecure, config=self._guard.config())
         self._token_file = Path(web.token_file) if web.token_file else None
+        with _located_error(configuration, "exporter.metrics"):
+            self._selection = selected_series(settings.exporter.metrics, CATALOGUE.values())
         self._dcgm_names = DcgmNames(settings.dcgm.names) if settings.dcgm.names else None
         self._training = _training(configuration)
         self._kineto = _kineto(configuration)
@@ -86,7 +90,11 @@ class Agent:
         """
         sources, captures, guard, systemd = self._sources, self._captures, self._guard, Systemd()
         page = MetricsPage(
-            sources.states, dcgm_names=self._dcgm_names, hostname=self._host, log_lines_dropped=log_lines_dropped
+            sources.states,
+            selection=self._selection,
+            dcgm_names=self._dcgm_names,
+            hostname=self._host,
+            log_lines_dropped=log_lines_dropped,
         )
         lock = StateLock(self._state_directory)
         # the lock first and last: an agent that is refused has touched nothing, one that ends has released everything

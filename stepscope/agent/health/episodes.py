@@ -50,6 +50,7 @@ def health_hysteresis_of(thresholds: HealthThresholds) -> dict[str, Hysteresis]:
         "row_remap_failed": Hysteresis(0.0, 0.0),
         "row_remap_pending": Hysteresis(0.0, 0.0),
         "remapped_rows": Hysteresis(0.0, 0.0),
+        "sram_threshold": Hysteresis(0.0, 0.0),
         "retired_pages": Hysteresis(0.0, 0.0),
         "retired_pages_pending": Hysteresis(0.0, 0.0),
         # PCIe
