@@ -169,7 +169,7 @@ def node_document(node: Node) -> dict[str, Any]:
 
 def _rank_document(one: TrainingRank) -> dict[str, Any]:
     hello = asdict(one.hello)
-    del hello["version"]
+    del hello["version"], hello["wants"]
     heartbeat = asdict(one.heartbeat) if one.heartbeat else {}
     return {
         **hello,
