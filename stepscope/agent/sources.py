@@ -23,7 +23,8 @@ from stepscope.agent.health.health_store import HealthStore
 from stepscope.agent.health.memory import HealthMemory
 from stepscope.agent.jobs.job_collector import job_sources
 from stepscope.agent.polling import ScheduledSource, SourceState
-from stepscope.agent.training_link.server import TrainingServer, TrainingSource
+from stepscope.agent.training_link.server import TrainingServer
+from stepscope.agent.training_link.training_source import DEFAULT_SERIES_OF_USER, TrainingSource
 from stepscope.collectors.dcgm_exporter.collector import DcgmExporterCollector
 from stepscope.collectors.dcgm_exporter.page import Endpoint
 from stepscope.collectors.host.collector import HostCollector, InfinibandCollector
@@ -71,6 +72,7 @@ class AgentSources:
         jobs: JobSettings | None = None,
         environment: Mapping[str, str] | None = None,
         training: TrainingServer | None = None,
+        training_series_of_user: int = DEFAULT_SERIES_OF_USER,
         kineto: KinetoBackend | None = None,
         nccl_ras: tuple[str, int] | None = None,
         thresholds: HealthThresholds | None = None,
@@ -98,7 +100,8 @@ class AgentSources:
             self._renumbered[page] = RenumberedSource(page.state, self._gpus.state)
             of_gpus.append(self._renumbered[page])
         if training is not None:
-            self._sources.append(ScheduledSource("training", TrainingSource(training), interval=timing.interval))
+            of_training = TrainingSource(training, series_of_user=training_series_of_user)
+            self._sources.append(ScheduledSource("training", of_training, interval=timing.interval))
             self._sources.append(ScheduledSource("hangs", HangSource(training.ranks), interval=_HANG_SECONDS))
         if nccl_ras is not None:
             ras = NcclRasSource(nccl_ras, training.ranks if training is not None else tuple)

