@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from stepscope.core.documents.node import NodeState
 from stepscope.core.hardware.devices import Device
 from stepscope.core.hardware.health import Action, Severity
 from stepscope.workflow.nodes.answers import NodeAnswer
-from stepscope.workflow.nodes.status import status_of
+from stepscope.workflow.nodes.status import is_nothing_known, status_of
 from tests.workflow.nodes.made_nodes import device, event, finding, node, source
 
 _URL = "http://n1:9455"
@@ -108,3 +109,35 @@ def test_who_does_not_answer() -> None:
 def test_instances_are_no_gpus() -> None:
     instance = device(0, device=Device("MIG-1", "0", "7"))
     assert status_of([NodeAnswer(_URL, node(device(0), instance))]).nodes[0].num_gpus == 1
+
+
+def test_a_node_without_a_driver_is_unknown_and_not_fine() -> None:
+    for reason in ("not_installed", "not_yet", "not_supported"):
+        bare = NodeAnswer(_URL, node(sources=(source("nvml", reason),)))
+        report = status_of([bare])
+        assert [(one.code, one.severity) for one in report.findings] == [("gpus_unknown", "warning")]
+        assert report.nodes[0].state is NodeState.UNKNOWN
+        assert is_nothing_known(report)
+        assert not is_nothing_known(status_of([bare, NodeAnswer("http://n2:9455", node(device(0)))]))
+    by_page = node(device(0), sources=(source("nvml", "not_installed"),))  # a dcgm-exporter reports the GPUs
+    assert status_of([NodeAnswer(_URL, by_page)]).nodes[0].state is NodeState.OK
+
+
+def test_the_state_of_each_node() -> None:
+    states = [
+        status_of([answer]).nodes[0].state
+        for answer in (
+            NodeAnswer(_URL, node(device(0))),
+            NodeAnswer(_URL, node(device(0), events=(event(Severity.INFO),))),
+            NodeAnswer(_URL, node(device(0), events=(event(Severity.WARNING),))),
+            NodeAnswer(_URL, node(device(0)), "timed out"),
+        )
+    ]
+    assert states == [NodeState.OK, NodeState.OK, NodeState.PROBLEM, NodeState.UNKNOWN]
+
+
+def test_findings_know_their_jobs_and_racks() -> None:
+    told = node(device(0), device(1, jobs=()), events=(event(uuid="GPU-0", gpu="0"), event(uuid="GPU-1", gpu="1")))
+    first, second = status_of([NodeAnswer(_URL, told)], lambda _: "r1").findings
+    assert [job.id for job in first.jobs] == ["42"]
+    assert (second.jobs, second.rack) == ((), "r1")
