@@ -169,7 +169,8 @@ def real_agent(folder: Path) -> Iterator[RealAgent]:
     Raises:
         RuntimeError: it does not start, or reads no GPU.
     """
-    environment = {**os.environ, "STEPSCOPE_AGENT__KINETO__ENABLED": "false"}
+    settings = {"STEPSCOPE_AGENT__KINETO__ENABLED": "false", "STEPSCOPE_AGENT__EXPORTER__METRICS": "full"}
+    environment = {**os.environ, **settings}
     with started_agent(folder, "--interval", "1", environment=environment) as agent:
         end = time.monotonic() + _START_SECONDS
         while not (gpus_read(page := agent.scrape()[1]) and _collections(page) >= 4):  # GPM takes two samples

@@ -50,6 +50,8 @@ class SourceState:
 _log = logging.getLogger(__name__)
 
 DEADLINE_SECONDS = 10.0
+PATIENCE_SECONDS = 30.0
+"""With a source that answers "not yet"; dcgm-exporter's page is empty for some seconds after its start."""
 _GRACE_SECONDS = 1.0
 """For an open call, when collecting stops."""
 
@@ -63,6 +65,7 @@ class ScheduledSource:
         collector: called in the source's thread.
         interval: seconds from the begin of one collection to the next.
         deadline: seconds after which a collection counts as timed out.
+        patience: seconds after which a source that only answers "not yet" counts as timed out.
     """
 
     def __init__(
@@ -72,16 +75,20 @@ class ScheduledSource:
         *,
         interval: float,
         deadline: float = DEADLINE_SECONDS,
+        patience: float = PATIENCE_SECONDS,
         wall_clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._collector = collector
         self._interval = interval
         self._deadline = deadline
+        self._patience = patience
         self._wall_clock_ns = wall_clock_ns
         self._state = SourceState(name, reason=MissingReason.NOT_YET, detail="it has not answered yet")
         self._collected_at: float | None = None
         self._began: float | None = None
+        self._waiting_since: float | None = None
         self._ended = threading.Event()
+        self._ended_at = 0.0
         self._thread = threading.Thread(target=self._run, name=f"stepscope-{name}", daemon=True)
 
     def __enter__(self) -> ScheduledSource:
@@ -89,13 +96,25 @@ class ScheduledSource:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join(_GRACE_SECONDS)
+        self.end()
+        self._thread.join(max(0.0, self._ended_at + _GRACE_SECONDS - time.monotonic()))
+
+    def end(self) -> None:
+        """Ask it to end, so that several sources do so at once; `__exit__` waits for it."""
+        if not self._ended.is_set():
+            self._ended_at = time.monotonic()
+            self._ended.set()
 
     def state(self) -> SourceState:
         began, state, collected_at, now = self._began, self._state, self._collected_at, time.monotonic()
+        waiting_since = self._waiting_since
         if collected_at is not None:
             state = replace(state, age_seconds=now - collected_at)
+        if state.reason is MissingReason.NOT_YET and waiting_since is not None:
+            waited = now - waiting_since
+            if waited > self._patience:
+                detail = f"{state.detail}; given up after {waited:.0f} s"
+                state = replace(state, reason=MissingReason.TIMED_OUT, detail=detail)
         waited = 0.0 if began is None else now - began
         if waited <= self._deadline:
             return state
@@ -105,6 +124,8 @@ class ScheduledSource:
     def _run(self) -> None:
         while not self._ended.is_set():
             begin = self._began = time.monotonic()
+            if self._state.reason is not MissingReason.NOT_YET or self._waiting_since is None:
+                self._waiting_since = begin
             state = self._collected(begin)
             if state.num_collections != self._state.num_collections:
                 self._collected_at = time.monotonic()

@@ -19,11 +19,14 @@ from pathlib import Path
 from stepscope.agent.captures.coordinator import AgentCaptureCoordinator, CaptureBackend, ProfileCaptureBackend
 from stepscope.agent.config.configuration import Configuration, SettingOrigin
 from stepscope.agent.config.settings import node_name, ras_address
+from stepscope.agent.exporter.exposition import CATALOGUE
 from stepscope.agent.exporter.metrics_page import DcgmNames, MetricsPage
+from stepscope.agent.exporter.selection import selected_series
 from stepscope.agent.gpus.supervisor import ProbeTiming
 from stepscope.agent.polling import STALE_SECONDS
 from stepscope.agent.sources import GPUS, AgentSources, summary_of_sources, wait_for_sources
 from stepscope.agent.state_directory import StateLock, agent_token, state_directory
+from stepscope.agent.training_link.counter_feed import CounterFeed
 from stepscope.agent.training_link.server import TrainingServer
 from stepscope.agent.web.endpoints import api_routes, capture_routes, node_of, page_routes
 from stepscope.agent.web.routes import Access
@@ -50,12 +53,18 @@ class Agent:
         with _located_error(configuration, "web.listen"):
             self.address = listen_address_of(web.listen, insecure=web.insecure, config=self._guard.config())
         self._token_file = Path(web.token_file) if web.token_file else None
+        with _located_error(configuration, "exporter.metrics"):
+            self._selection = selected_series(settings.exporter.metrics, CATALOGUE.values())
         self._dcgm_names = DcgmNames(settings.dcgm.names) if settings.dcgm.names else None
         self._training = _training(configuration)
         self._kineto = _kineto(configuration)
         self._sources = agent_sources_of(configuration, self._training, self._kineto)
         self._host = node_name(settings.jobs.node)
         self._state_directory = state_directory(settings.state.directory)
+        interval = settings.gpus.interval
+        self._counters = (
+            CounterFeed(self._training, self._sources.states, interval=interval) if self._training else None
+        )
         backends: list[CaptureBackend] = [] if self._training is None else [ProfileCaptureBackend(self._training)]
         self._captures = AgentCaptureCoordinator(
             backends if self._kineto is None else [*backends, self._kineto],
@@ -67,17 +76,26 @@ class Agent:
         if self._training is not None:
             self._training.wake = self._captures.wake
 
-    def serve(self, *, stop: threading.Event, say: Callable[[str], None]) -> None:
+    def serve(
+        self, *, stop: threading.Event, say: Callable[[str], None], log_lines_dropped: Callable[[], int] = int
+    ) -> None:
         """Read and serve until `stop` is set.
 
         Args:
             say: receives lines for people: the address, then what is read and what is missing.
+            log_lines_dropped: number of lines that the log did not take so far.
 
         Raises:
             UsageError: the address, the socket, the token file or the state directory cannot be used.
         """
         sources, captures, guard, systemd = self._sources, self._captures, self._guard, Systemd()
-        page = MetricsPage(sources.states, dcgm_names=self._dcgm_names, hostname=self._host)
+        page = MetricsPage(
+            sources.states,
+            selection=self._selection,
+            dcgm_names=self._dcgm_names,
+            hostname=self._host,
+            log_lines_dropped=log_lines_dropped,
+        )
         lock = StateLock(self._state_directory)
         # the lock first and last: an agent that is refused has touched nothing, one that ends has released everything
         with lock, self._training or nullcontext(), self._kineto or nullcontext(), captures:
@@ -85,7 +103,7 @@ class Agent:
             api = api_routes(self._node, scheme="https" if guard.context() else "http", host=self._host)
             routes = (*page_routes(page, sources.states), *api, *capture_routes(captures))
             server = AgentServer(self.address, routes, access, guard)
-            with sources, server:
+            with sources, server, self._counters or nullcontext():
                 say(f"{server.url}/metrics serves the metrics")
                 if wait_for_sources(sources, stop):
                     line = summary_of_sources(sources.states())
@@ -127,6 +145,7 @@ def agent_sources_of(
         ProbeTiming(interval=settings.gpus.interval),
         dcgm_exporter=exporter,
         training=training,
+        training_series_of_user=settings.training.user_series,
         kineto=kineto,
         nccl_ras=address,
         thresholds=settings.health,
@@ -142,7 +161,12 @@ def _training(configuration: Configuration) -> TrainingServer | None:
         where = configuration.origin_of("training.socket_mode")
         raise UsageError("is not a valid file mode", where=where, what_next="write it as 0660")
     is_required = configuration.origins["training.socket"][0] is not SettingOrigin.DEFAULT
-    return TrainingServer(settings.socket, mode=int(settings.socket_mode, 8), is_required=is_required)
+    return TrainingServer(
+        settings.socket,
+        mode=int(settings.socket_mode, 8),
+        is_required=is_required,
+        connections_of_user=settings.user_connections,
+    )
 
 
 def _kineto(configuration: Configuration) -> KinetoBackend | None:

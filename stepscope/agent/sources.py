@@ -21,7 +21,8 @@ from stepscope.agent.hangs.hang_detection import HangSource, NcclRasSource
 from stepscope.agent.health.health_source import HealthSource
 from stepscope.agent.jobs.job_collector import job_sources
 from stepscope.agent.polling import ScheduledSource, SourceState
-from stepscope.agent.training_link.server import TrainingServer, TrainingSource
+from stepscope.agent.training_link.server import TrainingServer
+from stepscope.agent.training_link.training_source import DEFAULT_SERIES_OF_USER, TrainingSource
 from stepscope.collectors.dcgm_exporter.collector import DcgmExporterCollector
 from stepscope.collectors.dcgm_exporter.page import Endpoint
 from stepscope.collectors.host.collector import HostCollector, InfinibandCollector
@@ -38,6 +39,8 @@ GPUS = "nvml"
 """Name of the source that reads the GPUs' driver."""
 _NEW_PROCESS_SECONDS = 3.0
 """Time after a GPU hung until a new process finds the others."""
+_GPU_PATIENCE_SECONDS = 85.0
+"""With GPUs that have not answered; `FirstGpuRound` gives them up one by one. systemd waits 90 s for the agent."""
 _HOST_SECONDS = 5.0
 _DCGM_SECONDS = 10.0
 _HEALTH_SECONDS = 5.0
@@ -66,6 +69,7 @@ class AgentSources:
         jobs: JobSettings | None = None,
         environment: Mapping[str, str] | None = None,
         training: TrainingServer | None = None,
+        training_series_of_user: int = DEFAULT_SERIES_OF_USER,
         kineto: KinetoBackend | None = None,
         nccl_ras: tuple[str, int] | None = None,
         thresholds: HealthThresholds | None = None,
@@ -74,7 +78,7 @@ class AgentSources:
         self._probes = GpuProbes(timing, environment=environment)
         self._kernel_log = KernelLog()
         gpus = GpuSource(self._probes, quiet_seconds=timing.deadline + _NEW_PROCESS_SECONDS)
-        self._gpus = ScheduledSource(GPUS, gpus, interval=timing.interval)
+        self._gpus = ScheduledSource(GPUS, gpus, interval=timing.interval, patience=_GPU_PATIENCE_SECONDS)
         kernel_log = KernelLogSource(self._kernel_log, self._probes)
         host_interval = max(timing.interval, _HOST_SECONDS)
         self._sources = [
@@ -92,7 +96,8 @@ class AgentSources:
             self._renumbered[page] = RenumberedSource(page.state, self._gpus.state)
             of_gpus.append(self._renumbered[page])
         if training is not None:
-            self._sources.append(ScheduledSource("training", TrainingSource(training), interval=timing.interval))
+            of_training = TrainingSource(training, series_of_user=training_series_of_user)
+            self._sources.append(ScheduledSource("training", of_training, interval=timing.interval))
             self._sources.append(ScheduledSource("hangs", HangSource(training.ranks), interval=_HANG_SECONDS))
         if nccl_ras is not None:
             ras = NcclRasSource(nccl_ras, training.ranks if training is not None else tuple)
@@ -120,6 +125,8 @@ class AgentSources:
         return self
 
     def __exit__(self, *_: object) -> None:
+        for source in (*self._sources, *self._derived):
+            source.end()
         self._open.close()
 
     def states(self) -> tuple[SourceState, ...]:

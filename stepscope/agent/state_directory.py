@@ -121,6 +121,8 @@ def read_agent_token(file: Path, *, create: bool = False) -> str:
         except OSError as error:
             raise from_os_error(error, "the token cannot be created", where=str(file), kind=UsageError) from None
     try:
+        if file.exists() and not file.is_file():  # reading a pipe would wait for ever
+            raise UsageError("is not a file", where=str(file))
         with file.open("rb") as opened:
             mode = stat.S_IMODE(os.fstat(opened.fileno()).st_mode)
             text = opened.read(_MAX_LENGTH + 2).decode("ascii", errors="replace").strip()

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -116,21 +115,14 @@ def agent_run_command(configuration: Configuration) -> None:
 
     Starts without a GPU or driver, too, and reports what is missing.
     """
+    from stepscope.agent.daemon import LogQueue, ends_in_time
     from stepscope.agent.service import Agent
 
-    agent = Agent(configuration)
-    logging.basicConfig(level=logging.WARNING, format="stepscope agent: %(message)s")
-    _log.setLevel(logging.INFO)
-    try:
-        with _set_by_sigterm() as stop:
-            agent.serve(stop=stop, say=_log.info)  # a log that cannot be written stops nothing
-    finally:
-        # Drop what cannot be written to the log: Python would try again at exit and change the exit code.
-        try:
-            if sys.stderr is not None:
-                sys.stderr.flush()
-        except OSError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), sys.stderr.fileno())
+    with LogQueue() as log, ends_in_time(), _set_by_sigterm() as stop:
+        agent = Agent(configuration)
+        logging.basicConfig(level=logging.WARNING, format="stepscope agent: %(message)s")
+        _log.setLevel(logging.INFO)
+        agent.serve(stop=stop, say=_log.info, log_lines_dropped=lambda: log.num_dropped)
 
 
 @agent_command.command("check", short_help="Show which metrics can be collected, and why not.")

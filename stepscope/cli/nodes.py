@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pwd
 import re
 import shlex
 import time
@@ -37,6 +38,7 @@ MAX_SHOWN_RANKS = 16
 @agent_client_options
 @click.option("--run", help="Profile the run of this name or directory.")
 @click.option("--job", help="Profile the scheduler's job of this id, or of the name in `stepscope top`.")
+@click.option("--user", help="Profile training of this user, by name or uid.  [default: who has used the name longest]")
 @click.option("--steps", type=click.IntRange(min=1), required=True, help="Profile this many optimizer steps.")
 @click.option("--ranks", default="all", metavar="0,3|all", help="Profile these ranks.")
 @click.option(
@@ -57,6 +59,7 @@ def capture_command(
     agents: list[AgentClient],
     run: str | None,
     job: str | None,
+    user: str | None,
     steps: int,
     ranks: str,
     start_step: int | None,
@@ -83,7 +86,7 @@ def capture_command(
         max_overhead=max_overhead,
         deadline_unix_ns=time.time_ns() + int(timeout_seconds * 1e9),
     )
-    order = captures.CaptureOrder(request, captures.CaptureSelector(run, job))
+    order = captures.CaptureOrder(request, captures.CaptureSelector(run, job, _uid(user)))
     captured = capture_job(_with_token(agents), order, wait=wait, log=lambda line: click.echo(line, err=True))
     if as_json:
         click.echo(json.dumps(_capture_document(captured)))
@@ -104,6 +107,17 @@ def _with_token(agents: list[AgentClient]) -> list[AgentClient]:
         return agents
     token = read_agent_token(state_directory() / TOKEN_FILE)
     return [replace(agent, token=token) for agent in agents]
+
+
+def _uid(user: str | None) -> int | None:
+    if user is None:
+        return None
+    if user.isascii() and user.isdecimal():
+        return int(user)
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except KeyError:
+        raise click.UsageError(f"--user {user}: no such user on this machine; give the uid") from None
 
 
 def _ranks(text: str) -> tuple[int, ...] | None:
@@ -216,7 +230,8 @@ def status_command(
     """List what is wrong with the GPUs of one or many machines, and what to do about it.
 
     Of more than 24 findings, and with --by, those of one kind are one line. Exits with status 0 when there are at most
-    notes (info), 1 when anything is wrong or an agent does not answer, 4 when no agent answers or none reads a GPU.
+    notes (info), 1 when anything is wrong or an agent does not answer, 4 when no agent answers, or nothing is known of
+    any GPU: no driver is there.
     """
     from stepscope.workflow.nodes.answers import answers_of, check_answers
     from stepscope.workflow.nodes.status import is_nothing_known, status_of
@@ -224,24 +239,26 @@ def status_command(
     rack = _rack(rack_from)
     answers = answers_of(clients, seconds=timeout_seconds, view=NodeView.STATUS)
     report = status_of(answers, rack)
-    click.echo(json.dumps(asdict(report)) if as_json else "\n".join(_status_lines(report, by)))
+    is_unknown = is_nothing_known(report)
+    click.echo(json.dumps(asdict(report)) if as_json else "\n".join(_status_lines(report, by, is_unknown=is_unknown)))
     check_answers(answers)
-    context.exit(EXIT_UNKNOWN if is_nothing_known(report) else 1 if _wrong_findings(report) else 0)
+    context.exit(UnreachableError.exit_code if is_unknown else 1 if _wrong_findings(report) else 0)
 
 
-EXIT_UNKNOWN = UnreachableError.exit_code
 _MAX_FINDING_LINES = 24
 """Of more findings, those of one kind are one line."""
 
 
-def _status_lines(report: StatusReport, by: str | None) -> list[str]:
+def _status_lines(report: StatusReport, by: str | None, *, is_unknown: bool) -> list[str]:
     num_gpus = sum(node.num_gpus for node in report.nodes)
     unknown = sum(1 for node in report.nodes if node.state is NodeState.UNKNOWN)
     wrong = _wrong_findings(report)
     num_notes = len(report.findings) - len(wrong)
     is_joined = by is not None or len(report.findings) > _MAX_FINDING_LINES
     parts = [counted(len(wrong), "finding")] if report.findings else ["nothing is wrong"]
-    if wrong:
+    if is_unknown:
+        parts = ["nothing is known of their health"]
+    elif wrong:
         sick = {(finding.agent, finding.gpu) for finding in wrong if finding.gpu}
         parts.append(f"{counted(len(sick), 'GPU')} not well")
     if unknown:

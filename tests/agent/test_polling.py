@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -22,13 +23,14 @@ class _Collector:
         self.go_on.set()
         self.fault: Exception | None = None
         self.num_calls = 0
+        self.answer = Collection((_READING,))
 
     def collect(self) -> Collection:
         self.num_calls += 1
         self.go_on.wait(30)
         if self.fault is not None:
             raise self.fault
-        return Collection((_READING,))
+        return self.answer
 
 
 def _until(condition: Callable[[], bool]) -> None:
@@ -95,6 +97,35 @@ def test_one_that_hangs_keeps_its_last_values_and_is_not_asked_twice(collector: 
         collector.go_on.set()
         _until(lambda: source.state().reason is None)
         assert source.state().num_errors == num_errors
+
+
+def test_one_that_only_answers_not_yet_is_given_up_and_may_come_later(collector: _Collector) -> None:
+    not_yet = Collection(missing=(Missing("", (), MissingReason.NOT_YET, "an empty page"),))
+    collector.answer = not_yet
+    with ScheduledSource("page", collector, interval=0.01, patience=0.2) as source:
+        _until(lambda: source.state().num_collections >= 1)
+        _until(lambda: source.state().reason is MissingReason.TIMED_OUT)
+        assert source.state().detail == "an empty page; given up after 0 s"
+        assert source.state().collection == not_yet
+        assert source.state().num_errors == 0
+        collector.answer = Collection((_READING,))
+        _until(lambda: source.state().reason is None)
+        collector.answer = not_yet  # it waits anew: the exporter reloads its settings
+        _until(lambda: source.state().reason is MissingReason.NOT_YET)
+        _until(lambda: source.state().reason is MissingReason.TIMED_OUT)
+
+
+def test_several_that_hang_are_waited_for_at_once(collector: _Collector) -> None:
+    collector.go_on.clear()
+    sources = [ScheduledSource(str(number), collector, interval=0.01) for number in range(5)]
+    with ExitStack() as opened:
+        for source in sources:
+            opened.enter_context(source)
+        _until(lambda: collector.num_calls == 5)
+        begin = time.monotonic()
+        for source in sources:
+            source.end()
+    assert time.monotonic() - begin < 3
 
 
 def test_one_that_hangs_for_ever_does_not_keep_the_agent(collector: _Collector) -> None:

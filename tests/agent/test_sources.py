@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from stepscope.agent.gpus.gpu_source import GpuSource, KernelLogSource
 from stepscope.agent.gpus.probes import GpuProbes
 from stepscope.agent.gpus.supervisor import ProbeTiming
 from stepscope.agent.gpus.targets import ProbeSnapshot, ProbeTarget
-from stepscope.agent.polling import SourceState
+from stepscope.agent.polling import ScheduledSource, SourceState
 from stepscope.agent.sources import AgentSources, check_agent_sources, summary_of_sources, wait_for_sources
 from stepscope.agent.web.routes import Route, text_reply
 from stepscope.agent.web.server import AgentServer, ListenAddress
@@ -79,6 +80,24 @@ def test_without_a_driver_it_says_so_and_reads_the_host(machine: FakeNvml) -> No
     assert line.startswith("reads 0 GPUs and ")
     assert "nvml (not_installed: the NVIDIA driver is not loaded" in line
     assert "\n" not in line
+
+
+@pytest.mark.parametrize("text", ["", "# HELP DCGM_FI_DEV_GPU_UTIL x\n# TYPE DCGM_FI_DEV_GPU_UTIL gauge\n"])
+def test_an_empty_page_of_dcgm_exporter_is_given_up(
+    text: str, machine: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.add(profiles.h100(0))
+    machine.write()
+    monkeypatch.setattr("stepscope.agent.sources.ScheduledSource", partial(ScheduledSource, patience=1.0))
+    page = Route("GET", "/metrics", lambda _: text_reply(HTTPStatus.OK, text), is_open=True)
+    with AgentServer(ListenAddress("127.0.0.1", 0), [page]) as exporter:
+        endpoint = dcgm_endpoint_of(f"{exporter.url}/metrics")
+        with AgentSources(_QUICK, environment=machine.environment(), dcgm_exporter=endpoint) as sources:
+            assert wait_for_sources(sources, threading.Event(), seconds=40)
+            line = summary_of_sources(sources.states())
+    assert line.startswith("reads 1 GPU and ")
+    assert "dcgm_exporter (timed_out: " in line
+    assert "an empty page" in line
 
 
 def _is_not_yet(state: SourceState) -> bool:

@@ -17,7 +17,7 @@ from stepscope.cli import main
 from stepscope.core.documents.jobs import Assignment, Job, JobKind
 from stepscope.core.hardware.devices import Device
 from stepscope.core.hardware.health import Action, Health, HealthState, Severity
-from tests.workflow.nodes.made_nodes import device, event, node, served, source
+from tests.workflow.nodes.made_nodes import device, event, node, served
 
 _NOBODY = "http://127.0.0.1:9"
 _INTERRUPTED = (  # a test run in the background ignores SIGINT, and its children do
@@ -118,19 +118,6 @@ def test_status_is_an_exit_code_a_text_and_a_document(capsys: pytest.CaptureFixt
     assert (code, document["schema"]) == (1, "stepscope.status/1")
     assert [one["code"] for one in document["warnings"]] == ["agent_silent"]
     assert "row_remap_failed" in {one["code"] for one in document["findings"]}
-
-
-def test_no_driver_is_unknown(capsys: pytest.CaptureFixture[str]) -> None:
-    bare = node(sources=(source("nvml", "not_installed"),))
-    with served(bare) as url, served(node(device(0))) as well:
-        code, out, _ = _run(capsys, "status", "--agent", url)
-        assert code == 4
-        assert out.splitlines() == [
-            "1 machine, 0 GPUs: 1 finding, 0 GPUs not well, 1 machine unknown",
-            "warning: n1: nothing is known of its GPUs (nvml gives nothing: not_installed: why); "
-            "has it GPUs? then install or load the NVIDIA driver",
-        ]
-        assert _run(capsys, "status", "--agent", url, "--agent", well)[0] == 1
 
 
 def test_findings_of_one_kind_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from stepscope.core.metrics import Metric
+from stepscope.core.metrics import DefaultSeries, Metric
 from stepscope.core.metrics.agent import AGENT_METRICS, FLEET_METRICS, HEALTH_METRICS, JOB_METRICS, TRAINING_METRICS
 from stepscope.core.metrics.gpu import FABRIC_METRICS, GPU_METRICS
 from stepscope.core.metrics.host import HOST_METRICS
@@ -27,8 +27,11 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
 
 _INTRODUCTION = """Every GPU series also has the labels `gpu` and `uuid`; of a MIG instance also `gpu_instance`,
 `compute_instance` and `mig_profile`. The unit is the name's ending; ratios are 0 to 1. Where each value comes from, and
-when it is missing: [GPU metrics](../explanation/gpu-metrics.md).
+when it is missing: [GPU metrics](../explanation/gpu-metrics.md). The last column tells what is on the page
+[by default](../guides/agent.md#which-metrics): all series, or those of a state that holds.
 """
+
+_DEFAULTS = {DefaultSeries.NONE: "", DefaultSeries.ALL: "all", DefaultSeries.NONZERO: "if not 0"}
 
 _OTHERS = {
     "dashboard": "Dashboard",
@@ -46,8 +49,9 @@ def metrics() -> str:
     return "\n".join(
         [
             f"{_INTRODUCTION}\n",
-            f"## Missing values\n\nUnknown is never 0: the series is absent, with one of these reasons in"
-            f" `stepscope_agent_missing`.\n\n{table(('reason', 'meaning, and what to do'), reasons)}",
+            "## Missing values\n\nUnknown is never 0: the series is absent, with one of these reasons in"
+            " `stepscope_agent_missing`, `/api/v1/node` and `stepscope agent check`.\n\n"
+            f"{table(('reason', 'meaning, and what to do'), reasons)}",
             *(f"## {title}\n\n{_agent_table(of_section)}" for title, of_section in SECTIONS.items()),
             *(f"## {title}\n\n{_name_table(names[source])}" for source, title in _OTHERS.items()),
         ]
@@ -55,8 +59,11 @@ def metrics() -> str:
 
 
 def _agent_table(of_section: Iterable[Metric]) -> str:
-    titles = ("metric", "type", "labels", "what", "DCGM field, factor")
-    return table(titles, [(code(m.name), m.kind, ", ".join(m.labels), text(m.help), _dcgm(m)) for m in of_section])
+    titles = ("metric", "type", "labels", "what", "DCGM field, factor", "by default")
+    rows = [
+        (code(m.name), m.kind, ", ".join(m.labels), text(m.help), _dcgm(m), _DEFAULTS[m.default]) for m in of_section
+    ]
+    return table(titles, rows)
 
 
 def _dcgm(metric: Metric) -> str:

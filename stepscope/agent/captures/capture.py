@@ -51,10 +51,10 @@ def select_capture_targets(
     Raises:
         RefusedError: no such process is here, or several runs have this name.
     """
-    known: dict[int | str, captures.CaptureTarget] = {}
+    known: dict[object, captures.CaptureTarget] = {}
     for target in targets:
-        known.setdefault(target.key if target.pid is None else target.pid, target)
-    selected = [target for target in known.values() if _is_selected(target, selector, job_pids)]
+        known.setdefault(target.key if target.pid is None else (target.pid, target.uid), target)
+    selected = _of_one_user([one for one in known.values() if _is_selected(one, selector, job_pids)], job_pids)
     if not selected:
         names = sorted({target.run for target in known.values() if target.run})
         listed = ", ".join(names[:_MAX_NAMED]) + (" and others" if len(names) > _MAX_NAMED else "")
@@ -117,13 +117,31 @@ def capture_within_limits(
 def _is_selected(target: captures.CaptureTarget, selector: captures.CaptureSelector, job_pids: Collection[int]) -> bool:
     if selector.run is not None and selector.run not in (target.run, target.run_directory):
         return False
+    if selector.uid is not None and selector.uid != target.uid:
+        return False
     if selector.job is None or target.pid in job_pids:
         return True
     return target.job == selector.job or target.run in {f"{launcher}-{selector.job}" for launcher in _LAUNCHERS}
 
 
-def _run_key(target: captures.CaptureTarget) -> str:
-    return target.key if target.run_directory is None else target.run_directory
+def _of_one_user(
+    selected: Sequence[captures.CaptureTarget], job_pids: Collection[int]
+) -> Sequence[captures.CaptureTarget]:
+    """Those of the user who has the job, or has used the name for longest: others may use the same names."""
+    of_job = {target.uid for target in selected if target.pid in job_pids}
+    if len(of_job) == 1:
+        return [target for target in selected if target.uid in of_job]
+    since: dict[int | None, float] = {}
+    for target in selected:
+        if target.known_since is None:
+            return selected
+        since[target.uid] = min(since.get(target.uid, target.known_since), target.known_since)
+    first = [uid for uid, at in since.items() if at == min(since.values())]
+    return [target for target in selected if target.uid in first]
+
+
+def _run_key(target: captures.CaptureTarget) -> tuple[int | None, str]:
+    return target.uid, target.key if target.run_directory is None else target.run_directory
 
 
 _ASK_AGAIN_SECONDS = 10.0

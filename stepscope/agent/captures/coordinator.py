@@ -353,6 +353,7 @@ def _target_of(rank: TrainingRank) -> captures.CaptureTarget:
         uid=rank.uid,
         newest_step=heartbeat.index if heartbeat else None,
         step_ms=heartbeat.ms if heartbeat else None,
+        known_since=rank.known_since,
     )
 
 

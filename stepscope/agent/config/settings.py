@@ -116,6 +116,8 @@ def typed_value(key: Key, value: Any, *, where: str) -> Any:
     """
     if key.type is float and type(value) is int:
         value = float(value)
+    if key.type is tuple and isinstance(value, str):
+        value = (value,)
     if key.type is tuple and isinstance(value, list | tuple) and all(isinstance(one, str) for one in value):
         value = tuple(value)
     if type(value) is not key.type:
@@ -267,6 +269,16 @@ class GpuSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ExporterSettings:
+    """Settings of the agent: its page of metrics."""
+
+    metrics: tuple[str, ...] = key(
+        ("default",),
+        "Metrics on the page: default, full, or a list of these, names and patterns with * and ?.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class DcgmSettings:
     """Settings of the agent: input from a dcgm-exporter, and output under DCGM's metric names."""
 
@@ -303,6 +315,10 @@ class TrainingSettings:
         metavar="PATH",
     )
     socket_mode: str = key("0666", "Permissions of the socket; connecting needs write permission.")
+    user_connections: int = key(64, "Largest number of connections of one user; 256 of all users.", least=1, most=256)
+    user_series: int = key(
+        1000, "Largest number of series of one user's processes; phases and figures are left out first.", least=1
+    )
     nccl_ras: str = key("127.0.0.1:28028", "NCCL's RAS service of jobs on this machine, host:port; empty: off.")
 
 
@@ -337,6 +353,7 @@ class AgentSettings:
 
     web: WebSettings = WebSettings()
     gpus: GpuSettings = GpuSettings()
+    exporter: ExporterSettings = ExporterSettings()
     dcgm: DcgmSettings = DcgmSettings()
     state: StateSettings = StateSettings()
     training: TrainingSettings = TrainingSettings()

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from prometheus_client.core import Metric as Family
 from prometheus_client.core import Sample
 from prometheus_client.utils import floatToGoString
 
-from stepscope.core.metrics import Metric, MetricKind
+from stepscope.core.metrics import DefaultSeries, Metric, MetricKind
 from stepscope.core.metrics.agent import AGENT_METRICS, FLEET_METRICS, HEALTH_METRICS, JOB_METRICS, TRAINING_METRICS
 from stepscope.core.metrics.gpu import FABRIC_METRICS, GPU_METRICS
 from stepscope.core.metrics.host import HOST_METRICS
@@ -34,6 +34,9 @@ CATALOGUE: dict[str, Metric] = {
     )
 }
 """All metrics by name, in the order of the page."""
+
+FULL_SELECTION: Mapping[str, DefaultSeries] = dict.fromkeys(CATALOGUE, DefaultSeries.ALL)
+"""Selection of every series of every metric; see `exporter.selection`."""
 
 _LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 _SUFFIX = {"counter": "_total", "info": "_info"}
@@ -89,24 +92,30 @@ class LabelTexts:
 class MetricFamilies:
     """The series of one metrics page. Of a series that comes twice the first stays.
 
+    Args:
+        selection: which series of each metric are on the page, by name.
+
     Attributes:
         dropped: number of readings left out, by collector and reason: `unknown_metric`, `unknown_label`, `duplicate`;
             the page adds `stale` and `told_before`.
     """
 
-    def __init__(self, texts: LabelTexts) -> None:
+    def __init__(self, texts: LabelTexts, selection: Mapping[str, DefaultSeries] = FULL_SELECTION) -> None:
         self.dropped: Counter[tuple[str, str]] = Counter()
+        self._selection = selection
         self._texts = texts
         self._series: dict[str, MetricSeries] = {}
 
     def add(self, collector: str, name: str, labels: Labels, value: float) -> None:
+        selected = self._selection.get(name)
+        if selected is None:
+            self.dropped[collector, "unknown_metric"] += 1
+            return
+        if selected is DefaultSeries.NONE or (selected is DefaultSeries.NONZERO and not value):
+            return
         series = self._series.get(name)
         if series is None:
-            metric = CATALOGUE.get(name)
-            if metric is None:
-                self.dropped[collector, "unknown_metric"] += 1
-                return
-            series = self._series[name] = _series_of(metric)
+            series = self._series[name] = _series_of(CATALOGUE[name])
         if labels in series.values:
             self.dropped[collector, "duplicate"] += 1
         elif self._texts.text(labels) is None:

@@ -10,7 +10,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -20,10 +20,16 @@ from prometheus_client.registry import Collector
 
 from stepscope import __version__
 from stepscope.agent.config.settings import node_name
-from stepscope.agent.exporter.exposition import LabelTexts, MetricFamilies, MetricSeries, exposition_text
+from stepscope.agent.exporter.exposition import (
+    FULL_SELECTION,
+    LabelTexts,
+    MetricFamilies,
+    MetricSeries,
+    exposition_text,
+)
 from stepscope.agent.polling import STALE_SECONDS, SourceState
 from stepscope.core.hardware.devices import Device, DeviceJoin, device_of
-from stepscope.core.metrics import MetricKind
+from stepscope.core.metrics import DefaultSeries, MetricKind
 from stepscope.core.metrics.agent import AGENT
 from stepscope.core.metrics.gpu import BY_NAME, GPU_METRICS
 from stepscope.core.metrics.readings import GPU, GPU_LABELS, Collection, Labels, Reading, labels_of
@@ -38,8 +44,10 @@ class MetricsPage(Collector):
 
     Args:
         states: the sources now; of what two of them report, the first counts.
+        selection: which series of each metric are on the page, by name.
         dcgm_names: names under which GPUs are shown as dcgm-exporter does as well; None: not at all.
         hostname: for those; the machine's name by default.
+        log_lines_dropped: number of lines that the agent's log did not take so far.
         stale_seconds: age of a collection from which its values are left out.
     """
 
@@ -47,14 +55,18 @@ class MetricsPage(Collector):
         self,
         states: Callable[[], Sequence[SourceState]],
         *,
+        selection: Mapping[str, DefaultSeries] = FULL_SELECTION,
         dcgm_names: DcgmNames | None = None,
         hostname: str | None = None,
+        log_lines_dropped: Callable[[], int] = int,
         stale_seconds: float = STALE_SECONDS,
         wall_clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._states = states
+        self._selection = selection
         self._dcgm_names = dcgm_names
         self._hostname = node_name(hostname or "")
+        self._log_lines_dropped = log_lines_dropped
         self._stale_seconds = stale_seconds
         self._wall_clock_ns = wall_clock_ns
         self._texts = LabelTexts()
@@ -95,9 +107,10 @@ class MetricsPage(Collector):
         return body, headers
 
     def series(self) -> list[MetricSeries]:
-        now_ns, states, families = self._wall_clock_ns(), self._states(), MetricFamilies(self._texts)
+        now_ns, states, families = self._wall_clock_ns(), self._states(), MetricFamilies(self._texts, self._selection)
         shown: list[Reading] = []
         families.add(_OF_THE_AGENT, AGENT + "info", labels_of(version=__version__), 1.0)
+        families.add(_OF_THE_AGENT, AGENT + "log_lines_dropped_total", (), self._log_lines_dropped())
         is_stale = [one.is_older_than(self._stale_seconds) for one in states]
         fresh = [Collection() if old else one.collection for one, old in zip(states, is_stale, strict=True)]
         for state, old, (readings, num_doubles) in zip(

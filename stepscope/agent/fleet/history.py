@@ -254,7 +254,7 @@ class _HostCounters:
         cpu: CPU seconds of processes by pid.
         stopped, waited: throttled seconds and seconds of waiting for I/O by cgroup; of the machine under "".
         holders: pids by the UUID of the device.
-        ranks: labels run and rank of training processes by the UUID of their device.
+        ranks: pid, and labels run and rank, of training processes by the UUID of the device that they say they have.
         steps, data_waits: seconds of the newest step, and of its wait for data, by run and rank.
     """
 
@@ -265,13 +265,16 @@ class _HostCounters:
     ports: dict[str, float] = field(default_factory=dict)
     cgroups: dict[str, str] = field(default_factory=dict)
     holders: dict[str, set[str]] = field(default_factory=dict)
-    ranks: dict[str, Labels] = field(default_factory=dict)
+    ranks: dict[str, list[tuple[str, Labels]]] = field(default_factory=dict)
     steps: dict[Labels, float] = field(default_factory=dict)
     data_waits: dict[Labels, float] = field(default_factory=dict)
 
     def data_wait_of(self, uuid: str) -> float | None:
         """Share of the newest step of a device's rank that waited for data; None if training does not report it."""
-        rank = self.ranks.get(uuid, ())
+        ranks, holders = self.ranks.get(uuid, []), self.holders.get(uuid, set())
+        if holders & self.cpu.keys():  # their pids are those of this machine: a process that is none of them has it not
+            ranks = [(pid, labels) for pid, labels in ranks if pid in holders]
+        rank = ranks[0][1] if ranks else ()
         step, waited = self.steps.get(rank), self.data_waits.get(rank)
         return min(1.0, waited / step) if step and waited is not None else None
 
@@ -342,7 +345,8 @@ def _take_host_reading(counters: _HostCounters, reading: Reading) -> None:
         direction = _PORTS[reading.metric]
         counters.ports[direction] = counters.ports.get(direction, 0.0) + reading.value
     elif reading.metric == _RANK:
-        counters.ranks[labels.get("uuid", "")] = labels_of(run=labels.get("run", ""), rank=labels.get("rank", ""))
+        rank = labels_of(run=labels.get("run", ""), rank=labels.get("rank", ""))
+        counters.ranks.setdefault(labels.get("uuid", ""), []).append((pid, rank))
     elif reading.metric == _STEP:
         counters.steps[reading.labels] = reading.value
     elif reading.metric == _DATA:

@@ -50,6 +50,7 @@ def health_hysteresis_of(thresholds: HealthThresholds) -> dict[str, Hysteresis]:
         "row_remap_failed": Hysteresis(0.0, 0.0),
         "row_remap_pending": Hysteresis(0.0, 0.0),
         "remapped_rows": Hysteresis(0.0, 0.0),
+        "sram_threshold": Hysteresis(0.0, 0.0),
         "retired_pages": Hysteresis(0.0, 0.0),
         "retired_pages_pending": Hysteresis(0.0, 0.0),
         # PCIe
@@ -64,6 +65,9 @@ def health_hysteresis_of(thresholds: HealthThresholds) -> dict[str, Hysteresis]:
         "nvlink_down": Hysteresis(thresholds.hung_seconds, 60.0),
         "fabric_state": Hysteresis(thresholds.fabric_seconds, 60.0),
         "fabric_unhealthy": Hysteresis(thresholds.hung_seconds, 60.0),
+        "nvswitch_errors": errors,
+        "nvswitch_link_down": Hysteresis(thresholds.hung_seconds, 60.0),
+        "nvswitch_reset": Hysteresis(0.0, 60.0),
         # heat and power
         "thermal_violation": errors,
         "temperature_margin": Hysteresis(10.0, 120.0),

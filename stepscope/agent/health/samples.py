@@ -183,7 +183,7 @@ _WHOSE = frozenset({"gpu", "uuid", "pci_bus_id"})
 _OF_GPU = {
     GPU + name: name
     for name in (
-        *("utilization_ratio", "energy_joules_total", "up"),
+        *("utilization_ratio", "power_watts", "power_limit_watts", "energy_joules_total", "up"),
         *("ecc_corrected_errors_total", "ecc_uncorrected_errors_total", "row_remap_failed", "row_remap_pending"),
         *("remapped_rows_uncorrected_total", "retired_pages_corrected_total", "retired_pages_uncorrected_total"),
         "retired_pages_pending",
@@ -191,7 +191,10 @@ _OF_GPU = {
         *("pcie_link_generation_max", "pcie_link_width_max"),
         *("nvlink_crc_flit_errors_total", "nvlink_crc_data_errors_total", "nvlink_replay_errors_total"),
         *("nvlink_recovery_errors_total", "nvlink_recoveries_total", "nvlink_recoveries_failed_total"),
-        *("nvlink_receive_errors_total", "nvlink_integrity_errors_total"),
+        *("nvlink_receive_errors_total", "nvlink_integrity_errors_total", "nvlink_crc_errors_total"),
+        *("nvlink_malformed_packets_total", "nvlink_dropped_packets_total", "nvlink_remote_errors_total"),
+        *("nvlink_general_errors_total", "nvlink_effective_errors_total", "nvlink_symbol_errors_total"),
+        *("nvlink_link_errors_total", "sram_uncorrected_errors_total", "sram_threshold_exceeded"),
         *("nvlink_effective_bit_error_ratio", "nvlink_symbol_error_ratio", "nvlink_up"),
         *("fabric_state", "fabric_health", "recovery_action", "dcgm_health_status", "throttle_reason"),
         *("thermal_violation_seconds_total", "temperature_margin_celsius"),
@@ -202,7 +205,11 @@ _OF_GPU = {
 _NOT_DATED = frozenset({"xid_errors_total"})
 """A count with the time of its last event stays true."""
 _OF_MACHINE = frozenset(
-    {HOST + "infiniband_up", HOST + "infiniband_errors_total", SWITCH + "sxid_errors_total", SWITCH + "sxid_fatal_last"}
+    {
+        *(HOST + "infiniband_up", HOST + "infiniband_errors_total"),
+        *(SWITCH + "sxid_errors_total", SWITCH + "sxid_fatal_last", SWITCH + "reset_required", SWITCH + "link_status"),
+        *(SWITCH + f"link_{kind}_errors_total" for kind in ("replay", "recovery", "flit", "crc")),
+    }
 )
 _INFO = GPU + "info"
 _MAX_LABEL_SETS = 20_000

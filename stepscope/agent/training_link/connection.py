@@ -13,17 +13,23 @@ import select
 import socket
 import stat
 import struct
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
+from stepscope.collectors.host.processes import parse_fields, parse_process_stat
 from stepscope.core.documents.node import TrainingRank
 from stepscope.core.errors import UsageError
 from stepscope.core.protocol import messages
+from stepscope.core.protocol.counters import COUNTERS
 
 _BURST_BYTES = 32 << 10
 _FIRST_BYTES = 4 << 10  # connecting repeatedly gives no more
 _MAX_UNSENT_BYTES = 128 << 10
 _MAX_FAULTS = 3
+_MAX_LATE_COUNTERS = 2
+"""In a row: another message may wait once."""
 _HELLO_SECONDS = 10.0
 
 
@@ -31,7 +37,7 @@ class ConnectionEndedError(Exception):
     """The connection of a training process must be closed.
 
     Attributes:
-        reason: label of the metric: bye, gone, no_hello, garbage, other_version, deaf.
+        reason: label of the metric: bye, gone, no_hello, garbage, other_version, other_process, deaf.
     """
 
     def __init__(self, reason: str, detail: str = "") -> None:
@@ -45,14 +51,17 @@ class TrainingConnection:
     Attributes:
         key: of the process; empty before its hello.
         unsent: bytes that wait until it reads.
+        takes_counters: it wants counters, and has read those that it was sent.
     """
 
-    def __init__(self, peer: TrainingPeer, now: float) -> None:
-        """Times are monotonic seconds."""
+    def __init__(self, peer: TrainingPeer, now: float, *, uid_of: Callable[[int], int | None] = lambda _: None) -> None:
+        """Times are monotonic seconds; `uid_of` says whose a process of this machine is, None where it is not known."""
         self.peer = peer
+        self._uid_of = uid_of
         self.hello: messages.Hello | None = None
         self.key = ""
         self.unsent = b""
+        self._num_late_counters = 0
         self._lines = messages.LineBuffer()
         self._heartbeat: messages.Heartbeat | None = None
         self._connected_at = self._received_at = self._heartbeat_at = now
@@ -91,6 +100,19 @@ class TrainingConnection:
         if len(self.unsent) + len(line) > _MAX_UNSENT_BYTES:
             raise ConnectionEndedError("deaf")
         self.unsent += line
+
+    @property
+    def takes_counters(self) -> bool:
+        return self.hello is not None and COUNTERS in self.hello.wants and self._num_late_counters < _MAX_LATE_COUNTERS
+
+    def queue_counters(self, line: bytes) -> bool:
+        """Add counters to `unsent`, unless it has not read what came before; False where it gets no more of them."""
+        if self.unsent:
+            self._num_late_counters += 1
+        elif self.takes_counters:
+            self._num_late_counters = 0
+            self.unsent = line
+        return self.takes_counters
 
     def pause_seconds(self, bytes_per_second: float, now: float) -> float:
         """Seconds not to read from it, because it has sent more than allowed; 0 if it has not."""
@@ -135,7 +157,9 @@ class TrainingConnection:
                 "other_version", f"it speaks version {hello.version}, this agent version {messages.PROTOCOL_VERSION}"
             )
         key = _key_of(hello, self.peer)
-        if self.hello is not None and key != self.key:
+        if self.peer.pids and hello.pid not in self.peer.pids and self._uid_of(hello.pid) != self.peer.uid:
+            raise ConnectionEndedError("other_process", f"it gives {hello.pid} as its process id, which is not its own")
+        if self.hello is not None and (key, hello.run) != (self.key, self.hello.run):
             raise ConnectionEndedError("garbage", "its hello is that of another process now")
         if self.hello is None:
             self.unsent += messages.encode_message(messages.Welcome())
@@ -158,17 +182,53 @@ _CREDENTIALS = struct.Struct("3i")
 
 @dataclass(frozen=True, slots=True)
 class TrainingPeer:
-    """Ids of the training process at the other end; None where the kernel does not tell."""
+    """Ids of the training process at the other end; None where the kernel does not tell.
+
+    Attributes:
+        pids: its process ids in the agent's namespace and those below, as a process in a container has several; empty
+            where they cannot be read.
+        start_ticks: when it began, since boot; process ids are used again.
+    """
 
     pid: int | None
     uid: int | None
+    pids: tuple[int, ...] = ()
+    start_ticks: int | None = None
 
 
-def training_peer_of(connection: socket.socket) -> TrainingPeer:
+def training_peer_of(connection: socket.socket, proc: Path = Path("/proc")) -> TrainingPeer:
     """Ids of the training process at the other end of a connection."""
     packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(packed)
-    return TrainingPeer(pid or None, uid if uid >= 0 else None)
+    if not pid:
+        return TrainingPeer(None, uid if uid >= 0 else None)
+    inner = _status(pid, proc).get("NSpid", "").split()
+    pids = tuple(int(one) for one in inner if one.isdecimal())
+    pids = pids if pid in pids else ()  # /proc is that of another namespace
+    return TrainingPeer(pid, uid if uid >= 0 else None, pids, start_ticks_of(pid, proc))
+
+
+def uid_of_process(pid: int, proc: Path = Path("/proc")) -> int | None:
+    """Effective uid of a training process in the agent's namespace; None where it is not known."""
+    uids = _status(pid, proc).get("Uid", "").split()
+    return int(uids[1]) if len(uids) == 4 and uids[1].isdecimal() else None
+
+
+def start_ticks_of(pid: int, proc: Path = Path("/proc")) -> int | None:
+    """When a training process began, since boot; None where it is gone."""
+    stat_of = parse_process_stat(_text(proc / str(pid) / "stat"))
+    return stat_of.start_ticks if stat_of else None
+
+
+def _status(pid: int, proc: Path) -> dict[str, str]:
+    return parse_fields(_text(proc / str(pid) / "status"))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def is_hung_up(connection: socket.socket) -> bool:

@@ -1,6 +1,7 @@
-"""Server of the training socket, one thread for all connections, and the metrics of the connected processes.
+"""Server of the training socket, one thread for all connections.
 
-A process that is idle, floods or sends garbage does not affect the others. Its series end with it.
+A process that is idle, floods or sends garbage does not affect the others, nor does one of another user that uses the
+same names.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import socket
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import replace
 
 from stepscope.agent.training_link.connection import (
     DEFAULT_MODE,
@@ -21,20 +23,23 @@ from stepscope.agent.training_link.connection import (
     PacingBucket,
     SocketFile,
     TrainingConnection,
+    TrainingPeer,
     is_hung_up,
     training_peer_of,
+    uid_of_process,
 )
+from stepscope.agent.training_link.tenancy import RunClaims
 from stepscope.core.documents.node import TrainingRank
-from stepscope.core.errors import UsageError
-from stepscope.core.metrics.agent import LINK, TRAINING
-from stepscope.core.metrics.readings import Collection, Labels, Missing, MissingReason, Reading, labels_of, with_labels
+from stepscope.core.errors import UsageError, printable
+from stepscope.core.metrics.readings import Missing, MissingReason
 from stepscope.core.protocol.captures import CaptureRequest, CaptureUpdate
 from stepscope.core.protocol.messages import Cancel, encode_message
 
 _log = logging.getLogger(__name__)
 
-_MAX_CONNECTIONS = 256
-_MAX_CONNECTIONS_OF_USER = 192
+MAX_CONNECTIONS = 256
+DEFAULT_CONNECTIONS_OF_USER = 64
+_MAX_WARNED = 256
 _READ_BYTES = 4 << 10
 _BYTES_PER_SECOND = 8 << 10  # of one; it sends about 0.5 kB a second, 5 kB with the most phases
 _BYTES_PER_SECOND_OF_ALL = 128 << 10  # of all that send too much: together a fiftieth of a core
@@ -55,21 +60,32 @@ class TrainingServer:
 
     _selector: selectors.BaseSelector
 
-    def __init__(self, path: str, *, mode: int = DEFAULT_MODE, is_required: bool = True) -> None:
+    def __init__(
+        self,
+        path: str,
+        *,
+        mode: int = DEFAULT_MODE,
+        is_required: bool = True,
+        connections_of_user: int = DEFAULT_CONNECTIONS_OF_USER,
+    ) -> None:
         """Without `is_required` it goes on where this user cannot create the socket."""
         self.wake: Callable[[], None] = lambda: None
         self.why_closed: Missing | None = None
         self._file = SocketFile(path, mode=mode)
         self._is_required = is_required
+        self._connections_of_user = connections_of_user
+        self._claims = RunClaims()
         self._lock = threading.Lock()
         self._clients: dict[socket.socket, TrainingConnection] = {}
         self._paused: dict[socket.socket, float] = {}
-        self._outbox: deque[tuple[str, bytes]] = deque(maxlen=_MAX_BACKLOGD)
+        self._outbox: deque[tuple[str, bytes, bool]] = deque(maxlen=_MAX_BACKLOGD)
+        self._num_left_counters = 0
         self._updates: deque[CaptureUpdate] = deque(maxlen=_MAX_BACKLOGD)
         self._refused: Counter[str] = Counter()
         self._accepts = PacingBucket(_ACCEPTS, time.monotonic())
         self._accept_at = 0.0
         self._has_warned = False
+        self._warned: set[tuple[int | None, str]] = set()
         self._closing = False
         self._event = -1
         self._thread = threading.Thread(target=self._run, name="stepscope-training", daemon=True)
@@ -101,12 +117,20 @@ class TrainingServer:
         self._file.__exit__()
 
     def ranks(self) -> tuple[TrainingRank, ...]:
-        """The connected processes, by run and rank; of one with two connections the newer."""
+        """The connected processes, by run and rank; of one with two connections the newer.
+
+        The name of a run is the one that its user may use, see `RunClaims`.
+        """
         now = time.monotonic()
         with self._lock:
-            ranks = [client.rank(now) for client in self._clients.values()]
-        newest = {rank.key: rank for rank in ranks if rank is not None}
+            ranks = [self._named(rank, now) for client in self._clients.values() if (rank := client.rank(now))]
+        newest = {rank.key: rank for rank in ranks}
         return tuple(sorted(newest.values(), key=_order))
+
+    def _named(self, rank: TrainingRank, now: float) -> TrainingRank:
+        run, since = rank.hello.run, self._claims.since(rank.uid, rank.hello.run)
+        name = self._claims.shown_name(rank.uid, run, now)
+        return replace(rank, hello=rank.hello if name == run else replace(rank.hello, run=name), known_since=since)
 
     def refused(self) -> dict[str, int]:
         """Number of connections that the agent has closed, by reason."""
@@ -118,8 +142,24 @@ class TrainingServer:
         if self.why_closed is not None:
             return
         line = encode_message(message)
-        self._outbox.extend((key, line) for key in keys)
+        self._outbox.extend((key, line, False) for key in keys)
         os.eventfd_write(self._event, 1)
+
+    def counter_takers(self) -> list[tuple[str, TrainingPeer]]:
+        """Keys of the processes that want counters, and who they are; without those that did not read them."""
+        with self._lock:
+            return [(client.key, client.peer) for client in self._clients.values() if client.takes_counters]
+
+    @property
+    def num_left_counters(self) -> int:
+        """Processes that get no more counters, as they did not read them."""
+        return self._num_left_counters
+
+    def send_counters(self, key: str, line: bytes) -> None:
+        """Send counters to a process; one that does not read them gets no more, and keeps its connection."""
+        if self.why_closed is None:
+            self._outbox.append((key, line, True))
+            os.eventfd_write(self._event, 1)
 
     def take_updates(self) -> list[CaptureUpdate]:
         """Answers of processes since the last call; the oldest of too many are lost."""
@@ -192,12 +232,12 @@ class TrainingServer:
         connection.setblocking(False)
         peer = training_peer_of(connection)
         of_user = sum(client.peer.uid == peer.uid for client in self._clients.values())
-        if len(self._clients) >= _MAX_CONNECTIONS or of_user >= _MAX_CONNECTIONS_OF_USER:
+        if len(self._clients) >= MAX_CONNECTIONS or of_user >= self._connections_of_user:
             connection.close()
-            self._count("too_many")
+            self._refuse(peer.uid, "too_many", f"it has {of_user} of at most {self._connections_of_user} connections")
             return
         with self._lock:
-            self._clients[connection] = TrainingConnection(peer, time.monotonic())
+            self._clients[connection] = TrainingConnection(peer, time.monotonic(), uid_of=uid_of_process)
         self._selector.register(connection, selectors.EVENT_READ)
 
     def _accept_later(self, seconds: float) -> None:
@@ -229,7 +269,11 @@ class TrainingServer:
             raise ConnectionEndedError("gone")
         now, was_known = time.monotonic(), client.hello is not None
         with self._lock:
-            answers = client.receive(block, now)
+            try:
+                answers = client.receive(block, now)
+            finally:
+                if client.hello is not None and not was_known:
+                    self._claims.connect(client.peer.uid, client.hello.run, now)
         self._updates.extend(CaptureUpdate(answer.id, client.key, answer.progress) for answer in answers)
         of_all = _BYTES_PER_SECOND_OF_ALL / (len(self._paused) + 1)
         pause = client.pause_seconds(max(min(_BYTES_PER_SECOND, of_all), _MIN_BYTES_PER_SECOND), now)
@@ -259,12 +303,18 @@ class TrainingServer:
         by_key = {client.key: connection for connection, client in self._clients.items() if client.key}
         with suppress(IndexError):
             while True:
-                key, line = self._outbox.popleft()
+                key, line, is_counters = self._outbox.popleft()
                 connection = by_key.get(key)
                 if connection is None or connection not in self._clients:
                     continue
+                client = self._clients[connection]
+                if is_counters:
+                    took = client.takes_counters
+                    self._num_left_counters += took and not client.queue_counters(line)
+                    self._serve(connection, 0)
+                    continue
                 try:
-                    self._clients[connection].queue(line)
+                    client.queue(line)
                 except ConnectionEndedError as ended:
                     self._end(connection, ended.reason, str(ended))
                 else:
@@ -276,81 +326,29 @@ class TrainingServer:
         self._paused.pop(connection, None)
         with self._lock:
             client = self._clients.pop(connection)
+            if client.hello is not None:
+                self._claims.disconnect(client.peer.uid, client.hello.run, time.monotonic())
         connection.close()
         if reason not in ("bye", "gone", "agent_ends"):
-            self._count(reason)
+            self._refuse(client.peer.uid, reason, detail)
             _log.debug("connection of process %s of user %s is closed: %s", client.peer.pid, client.peer.uid, detail)
         if client.key:
             self.wake()
 
-    def _count(self, reason: str) -> None:
+    def _refuse(self, uid: int | None, reason: str, detail: str) -> None:
+        """Count a connection that is closed, and log the first one of this user for this reason."""
         with self._lock:
             self._refused[reason] += 1
+        if (uid, reason) not in self._warned and len(self._warned) < _MAX_WARNED:
+            self._warned.add((uid, reason))
+            _log.warning(
+                "a training connection of user %s is closed (%s): %s; further ones are counted only",
+                uid,
+                reason,
+                printable(detail),
+            )
 
 
 def _order(rank: TrainingRank) -> tuple[str, str, int, int]:
     hello = rank.hello
     return hello.run, hello.run_directory, hello.rank, hello.start_ns
-
-
-_MAX_NAMES = 16
-"""Phases, and figures, that are exported of one process: their names are free."""
-_MILLI = 1e-3
-
-
-class TrainingSource:
-    """The agent's source of metrics of the connected training processes."""
-
-    def __init__(self, server: TrainingServer, *, wall_clock_ns: Callable[[], int] = time.time_ns) -> None:
-        self._server = server
-        self._wall_clock_ns = wall_clock_ns
-
-    def collect(self) -> Collection:
-        if self._server.why_closed is not None:
-            return Collection((), (self._server.why_closed,))
-        now_ns, ranks = self._wall_clock_ns(), self._server.ranks()
-        readings = [reading for rank in ranks for reading in training_rank_readings(rank, now_ns)]
-        readings.append(Reading(LINK + "connections", float(len(ranks)), (), now_ns))
-        readings += [
-            Reading(LINK + "refused_total", float(count), labels_of(reason=reason), now_ns)
-            for reason, count in sorted(self._server.refused().items())
-        ]
-        return Collection(tuple(readings))
-
-
-def training_rank_readings(rank: TrainingRank, now_ns: int) -> Sequence[Reading]:
-    """Readings of one connected training process."""
-    hello, heartbeat = rank.hello, rank.heartbeat
-    labels = labels_of(run=hello.run, rank=hello.rank)
-    mesh = ",".join(f"{name}={size}" for name, size in list(hello.mesh.items())[:_MAX_NAMES])
-    info = with_labels(
-        labels,
-        pid="" if rank.pid is None else rank.pid,
-        uuid=hello.gpu_uuid or "",
-        local_rank=hello.local_rank,
-        world_size=hello.world_size,
-        mesh=mesh,
-    )
-    readings = [Reading(TRAINING + "info", 1.0, info, now_ns)]
-
-    def add(name: str, value: float | None, scale: float = 1.0, of: Labels = labels) -> None:
-        if value is not None:
-            readings.append(Reading(TRAINING + name, value * scale, of, now_ns))
-
-    add("heartbeat_age_seconds", rank.heartbeat_age_ms, _MILLI)
-    add("step_age_seconds", rank.step_age_ms, _MILLI)
-    if heartbeat is not None:
-        add("step", heartbeat.index)
-        add("step_seconds", heartbeat.ms, _MILLI)
-        add("data_wait_seconds", heartbeat.data_wait_ms, _MILLI)
-        for phase, milliseconds in _first(heartbeat.phases_ms):
-            add("phase_seconds", milliseconds, _MILLI, with_labels(labels, phase=phase))
-        for figure, value in _first(heartbeat.figures):
-            add("figure", value, of=with_labels(labels, figure=figure))
-        add("capturing", float(heartbeat.state in ("warmup", "active")))
-    return readings
-
-
-def _first(numbers: Mapping[str, float]) -> list[tuple[str, float]]:
-    """The first few by name, so that they are the same every time."""
-    return sorted(numbers.items())[:_MAX_NAMES]

@@ -355,9 +355,18 @@ class WebConfigReloader:
 
 def _load(file: Path) -> _Loaded:
     stamp = _stamp([file])  # taken before reading: a change meanwhile is seen the next time
+    _refuse_special([file])
     config = read_web_config(file)
+    _refuse_special(_files(file, config.tls))
     stamp += _stamp(_files(file, config.tls)[1:])
     return _Loaded(config, _context(config.tls) if config.tls else None, stamp)
+
+
+def _refuse_special(files: Iterable[Path]) -> None:
+    """Reading a pipe would wait for ever, and every connection with it."""
+    for file in files:
+        if file.exists() and not file.is_file():
+            raise UsageError("is not a file", where=str(file))
 
 
 def _files(file: Path, tls: TlsConfig | None) -> list[Path]:

@@ -26,6 +26,7 @@ from stepscope.collectors.kineto_daemon.processes import (
     KinetoTargets,
     PendingRequests,
     kineto_key_of,
+    process_uid,
 )
 from stepscope.collectors.kineto_daemon.server import AddressInUseError, KinetoServer
 from stepscope.collectors.kineto_daemon.trace_files import CaptureFiles, error_line, remove_left_behind_staging
@@ -150,8 +151,10 @@ class KinetoBackend:
         is_pid = name.isascii() and name.isdecimal() and int(name) > 1
         if not is_pid or any(one.job_id is not None and str(one.job_id) == name for one in processes):
             return frozenset()
-        pids = {one.peer.pid: one.ancestors_in_our_namespace for one in processes}
-        return frozenset(pid for pid, ancestors in pids.items() if int(name) in (pid, *ancestors))
+        own = [one for one in processes if int(name) in (one.peer.pid, *one.ancestors_in_our_namespace)]
+        uid = process_uid(int(name))  # a process names its ancestors itself
+        of_user = [one for one in own if one.peer.uid == uid]
+        return frozenset(one.peer.pid for one in of_user or own)
 
     def request(self, request: captures.CaptureRequest, keys: Iterable[str]) -> None:
         """Capture these processes together; keys of other backends are ignored."""
@@ -319,6 +322,7 @@ def _capture_target(target: KinetoTarget, *, is_alone: bool) -> captures.Capture
         pid=process.peer.pid or None,
         uid=process.peer.uid,
         job=None if process.job_id is None else str(process.job_id),
+        known_since=process.first_seen,
     )
 
 
@@ -370,6 +374,7 @@ class KinetoSource:
         readings = (
             Reading(KINETO + "processes", float(len(server.processes())), (), now_ns),
             Reading(KINETO + "rejected_total", float(server.num_rejected), (), now_ns),
+            Reading(KINETO + "refused_total", float(server.num_refused), (), now_ns),
         )
         findings = tuple(
             Finding("kineto_folder", server.foreign_folder_text(folder), labels_of(folder=folder), now_ns)

@@ -44,7 +44,7 @@ class KinetoProcess:
     Attributes:
         ancestors: the process ids above it, the parent first, in its own namespace.
         job_id: its SLURM_JOB_ID, None without.
-        last_seen: its latest poll, monotonic seconds.
+        last_seen, first_seen: its latest and its first poll, monotonic seconds.
         accepts: whether it would have taken a request at its latest poll.
         interval: seconds between its two latest polls; libkineto's own interval after the first.
     """
@@ -58,6 +58,7 @@ class KinetoProcess:
     num_polls: int
     accepts: bool
     interval: float = POLL_SECONDS
+    first_seen: float = 0.0
 
     @property
     def ancestors_in_our_namespace(self) -> tuple[int, ...]:
@@ -79,13 +80,16 @@ class KinetoRegistry:
     def record(self, address: Address, peer: KinetoPeer, poll: KinetoPoll, now: float) -> KinetoProcess | None:
         """Record a poll and return its process; None when there are too many already."""
         known = self._processes.get(address)
+        if known is not None and known.peer.uid != peer.uid:  # another user has taken the name of one that ended
+            self.forget(address)
+            known = None
         if known is None:
             self.forget_silent(now)
             if len(self._processes) >= _MAX_PROCESSES or self._of_user[peer.uid] >= _MAX_PROCESSES_OF_USER:
                 return None
             pid, *ancestors = poll.pids
             job_id = poll.job_id if poll.job_id > 0 else None
-            process = KinetoProcess(address, peer, pid, tuple(ancestors), job_id, now, 1, poll.accepts)
+            process = KinetoProcess(address, peer, pid, tuple(ancestors), job_id, now, 1, poll.accepts, first_seen=now)
             self._of_user[peer.uid] += 1
         else:
             interval = min(now - known.last_seen, SILENT_SECONDS)
@@ -155,6 +159,12 @@ def is_helper(pid: int, proc: Path = Path("/proc")) -> bool:
     """Whether a process that polls the kineto daemon is a helper or a launcher; False where it is not known."""
     command = _read_file(proc / str(pid) / "cmdline")
     return any(part in command for part in _HELPER_PATHS) or _is_launcher(command.split(b"\0"))
+
+
+def process_uid(pid: int, proc: Path = Path("/proc")) -> int | None:
+    """User of a process of this machine that polls the kineto daemon, or has started one; None where it is gone."""
+    uids = re.search(rb"^Uid:\s+\d+\s+(\d+)", _read_file(proc / str(pid) / "status"), re.MULTILINE)
+    return int(uids[1]) if uids else None
 
 
 def process_stat(pid: int, proc: Path = Path("/proc")) -> ProcessStat | None:
@@ -238,6 +248,7 @@ class KinetoTarget:
 class _KnownProcess:
     """Facts on a process that are looked up once."""
 
+    uid: int
     place: JobPlace
     run: str
     is_helper: bool
@@ -257,7 +268,10 @@ class KinetoTargets:
         """The targets by key at `now`, monotonic seconds: all but launchers, and processes that trainers started."""
         by_key = {kineto_key_of(process): process for process in processes}
         pids = {process.peer.pid for process in by_key.values()}
-        self._known = {key: self._known.get(key) or self._looked_up(one, pids, now) for key, one in by_key.items()}
+        self._known = {key: known for key, known in self._known.items() if key in by_key}
+        for key, one in sorted(by_key.items(), key=lambda item: item[1].first_seen):
+            if key not in self._known:
+                self._known[key] = self._looked_up(one, pids, now)
         family = _ProcessTree([(process, self._known[key].place.rank) for key, process in by_key.items()])
         return {
             key: KinetoTarget(key, process, known.place, known.run, self._folder / known.run)
@@ -276,8 +290,15 @@ class KinetoTargets:
         leader = above[-1] if above else pid
         if place.rank is not None and stat is not None:
             leader = stat.parent  # with a rank, it is one of several that a launcher has started
-        run = kineto_run_name(process.job_id, place.run_id, leader, self._proc)
-        return _KnownProcess(place, run, is_helper(pid, self._proc), now, process_cpu_seconds(stat) if stat else 0.0)
+        run = self._name_for(process.peer.uid, kineto_run_name(process.job_id, place.run_id, leader, self._proc))
+        return _KnownProcess(
+            process.peer.uid, place, run, is_helper(pid, self._proc), now, process_cpu_seconds(stat) if stat else 0.0
+        )
+
+    def _name_for(self, uid: int, run: str) -> str:
+        """The name of a run, with the uid where another user's processes, which were there before, have it."""
+        is_taken = any(one.run == run and one.uid != uid for one in self._known.values())
+        return f"{run}-uid{uid}" if is_taken else run
 
     def _is_waiting(self, process: KinetoProcess, known: _KnownProcess, now: float) -> bool:
         """Whether it is idle, as a launcher that waits for the processes it started."""

@@ -38,6 +38,7 @@ _WAIT_SECONDS = 0.5
 _PAUSE_SECONDS = 10.0
 _TOO_LATE_SECONDS = 0.06
 _MAX_FOLDERS = 16
+_MAX_REFUSED_USERS = 256
 _MAX_PER_SECOND = 2000
 """Datagrams. All processes that can be known at once poll 820 times a second."""
 
@@ -65,7 +66,8 @@ class KinetoServer:
         self._registry = KinetoRegistry()
         self._lock = threading.Lock()
         self._foreign_folders: set[str] = set()
-        self._num_rejected = 0
+        self._num_rejected = self._num_refused = 0
+        self._refused_users: set[int] = set()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="stepscope-kineto", daemon=True)
 
@@ -115,6 +117,11 @@ class KinetoServer:
     def num_rejected(self) -> int:
         return self._num_rejected
 
+    @property
+    def num_refused(self) -> int:
+        """Polls of processes beyond the largest number of their user, or of all."""
+        return self._num_refused
+
     def _run(self) -> None:
         second, num_read = 0.0, 0
         failed_with: type[Exception] | None = None
@@ -151,12 +158,20 @@ class KinetoServer:
         if isinstance(question, protocol.KinetoPoll):
             with self._lock:
                 process = self._registry.record(sender, peer, question, time.monotonic())
+            if process is None:
+                self._refuse(peer.uid)
             if waited < _TOO_LATE_SECONDS:
                 self._send(protocol.encode_kineto_request(self._take(process) if process is not None else ""), sender)
         elif waited < _TOO_LATE_SECONDS:
             with self._lock:
                 known = self._registry.processes(time.monotonic())
             self._send(protocol.encode_kineto_count(sum(one.job_id == question.job_id for one in known) or 1), sender)
+
+    def _refuse(self, uid: int) -> None:
+        self._num_refused += 1
+        if uid not in self._refused_users and len(self._refused_users) < _MAX_REFUSED_USERS:
+            self._refused_users.add(uid)
+            _log.warning("user %d has too many processes that poll for captures; further ones get none", uid)
 
     def _would_take_answer(self, sender: Address) -> bool:
         """Whether the process expects answers from a socket of this name (libkineto, Endpoint.h, getName)."""

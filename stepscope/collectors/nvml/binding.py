@@ -172,6 +172,24 @@ def nvml_sentinel_reason(raw: float) -> NoValue:
     return NoValue(MissingReason.UNREADABLE, f"NVML reports {raw}: it has no value")
 
 
+_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+"""Members of nvmlValue_t by nvmlValueType_t."""
+
+
+def field_value(field: Any) -> float | NoValue:
+    """The number in a nvmlFieldValue_t, or why it has none."""
+    code = struct_member(field, "nvmlReturn")
+    if code == INVALID_ARGUMENT:  # so drivers call an id or a scope that they do not know
+        return NoValue(MissingReason.NOT_SUPPORTED)
+    if code:
+        return nvml_reason_of_code(code)
+    kind = struct_member(field, "valueType")
+    if kind >= len(_MEMBERS):
+        return NoValue(MissingReason.UNREADABLE, f"NVML reports a value of the unknown type {kind}")
+    number: float = getattr(struct_member(field, "value"), _MEMBERS[kind])
+    return nvml_sentinel_reason(number) if is_nvml_sentinel(number) or not math.isfinite(number) else number
+
+
 class GpuReadings(ReadingsBuilder):
     """Readings by NVML of one GPU or MIG instance; metrics are named without the prefix of GPU metrics."""
 

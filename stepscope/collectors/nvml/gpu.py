@@ -8,6 +8,7 @@ from typing import Any
 
 from stepscope.collectors.nvml import binding, queries
 from stepscope.collectors.nvml.devices import GpmSampler, GpuIdentity, MigInstances
+from stepscope.collectors.nvml.nvlinks import MAX_NVLINKS, Nvlinks
 from stepscope.collectors.readings_builder import NoValue
 from stepscope.core.metrics.readings import GPU, Collection, Finding, Labels, MissingReason, labels_of, with_labels
 
@@ -45,6 +46,7 @@ class NvmlGpu:
         self._fast_fields = queries.FieldBatch(queries.FAST_POLL_FIELDS)
         self._slow_queries = queries.QueryTable(queries.SLOW_POLL_QUERIES)
         self._slow_fields = queries.FieldBatch(queries.SLOW_POLL_FIELDS)
+        self._nvlinks = Nvlinks()
 
     def read(self, part: PollPart, time_ns: int) -> Collection:
         """Read a part once; of a GPU that turns out to be lost, what it still reported and why there is no more."""
@@ -74,6 +76,7 @@ class NvmlGpu:
         into.add("info", 1, **dict(self.identity.facts))
         self._slow_queries.read(self._nvml, self._handle, into)
         self._slow_fields.read(self._nvml, self._handle, into)
+        self._nvlinks.read(self._nvml, self._handle, into)
         self._processes.read(into)
         return Collection()
 
@@ -95,7 +98,7 @@ class NvmlGpu:
         Links to other devices, and those whose end the driver does not report, are left out.
         """
         ends: dict[str, int] = {}
-        for link in range(queries.MAX_NVLINKS):
+        for link in range(MAX_NVLINKS):
             try:
                 if not self._nvml.nvmlDeviceGetNvLinkState(self._handle, link):
                     continue

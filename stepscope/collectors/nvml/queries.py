@@ -9,9 +9,9 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from stepscope.collectors.nvml import binding
+from stepscope.collectors.nvml.nvlinks import ALL_LINKS, read_fabric, read_fabric_without_summary
 from stepscope.collectors.readings_builder import NoValue
 from stepscope.core.metrics.gpu import THROTTLE_REASONS
 from stepscope.core.metrics.readings import MissingReason
@@ -150,10 +150,6 @@ _CORRECTED, _UNCORRECTED = 0, 1
 _SINCE_LOAD, _LIFETIME = 0, 1
 _SINGLE_BIT, _DOUBLE_BIT = 0, 1
 _BANKS = ("max", "high", "partial", "low", "none")
-_FABRIC_STATES = ("not_supported", "not_started", "in_progress", "completed")
-_FABRIC_ASPECTS = (("bandwidth", 0), ("route_recovery", 2), ("route", 4), ("access_timeout_recovery", 6))
-"""Two bits each of the health mask: 1 = true (unhealthy), 2 = false, 0 = not supported."""
-MAX_NVLINKS = 18
 
 
 def _row_remap_banks(nvml: binding.Nvml, handle: binding.Handle, into: binding.GpuReadings) -> None:
@@ -169,41 +165,25 @@ def _retired(name: str, cause: int) -> NvmlQuery:
     return NvmlQuery((name,), ask)
 
 
-def _nvlinks(nvml: binding.Nvml, handle: binding.Handle, into: binding.GpuReadings) -> None:
-    """State of each link. A GPU has as many links as answer; the first one's error says that it has none."""
-    states = [nvml.nvmlDeviceGetNvLinkState(handle, 0)]
-    for link in range(1, MAX_NVLINKS):
-        try:
-            states.append(nvml.nvmlDeviceGetNvLinkState(handle, link))
-        except (nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument):
-            break
-    for link, state in enumerate(states):
-        into.add_raw("nvlink_up", state, link=link)
-    num_up = sum(1 for state in states if state)
-    into.add_raw("nvlink_links", num_up, state="up")
-    into.add_raw("nvlink_links", len(states) - num_up, state="down")
-
-
-def _fabric(nvml: binding.Nvml, handle: binding.Handle, into: binding.GpuReadings) -> None:
-    """State of the registration with the fabric (NVSwitch systems from Hopper on)."""
-    info = nvml.c_nvmlGpuFabricInfoV_t()
-    info.version = nvml.nvmlGpuFabricInfo_v2
-    nvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))  # passed on unchanged by the binding
-    state = _FABRIC_STATES[info.state] if info.state < len(_FABRIC_STATES) else f"state_{info.state}"
-    if state == "completed" and info.status:
-        state = "failed"
-    for known in dict.fromkeys((*_FABRIC_STATES[1:], "failed", state)):
-        into.add("fabric_state", 1 if known == state else 0, state=known)
-    for aspect, shift in _FABRIC_ASPECTS:
-        state_bits = info.healthMask >> shift & 3
-        if state_bits:
-            into.add("fabric_health", 0 if state_bits == 1 else 1, aspect=aspect)
+def _sram(nvml: binding.Nvml, handle: binding.Handle, into: binding.GpuReadings) -> None:
+    """Errors of the memory on the die, which rows cannot be replaced of."""
+    status = nvml.c_nvmlEccSramErrorStatus_v1_t()
+    nvml.nvmlDeviceGetSramEccErrorStatus(handle, ctypes.byref(status))
+    into.add_raw("sram_corrected_errors_total", status.volatileCor)
+    into.add_raw("sram_uncorrected_errors_total", status.volatileUncParity + status.volatileUncSecDed)
+    into.add_raw("sram_lifetime_uncorrected_errors_total", status.aggregateUncParity + status.aggregateUncSecDed)
+    into.add_raw("sram_threshold_exceeded", status.bThresholdExceeded)
 
 
 def _ecc(name: str, kind: int, period: int) -> NvmlQuery:
     return single_value_query(name, "nvmlDeviceGetTotalEccErrors", kind, period)
 
 
+_FABRIC = ("fabric_state", "fabric_health")
+_SRAM = (
+    *("sram_corrected_errors_total", "sram_uncorrected_errors_total"),
+    *("sram_lifetime_uncorrected_errors_total", "sram_threshold_exceeded"),
+)
 SLOW_POLL_QUERIES: tuple[NvmlQuery, ...] = (
     # half of the cost of a reading (5.4 ms on an H200); a counter, so that nothing is lost between polls
     single_value_query("energy_joules_total", "nvmlDeviceGetTotalEnergyConsumption", scale=_MILLI),
@@ -226,8 +206,7 @@ SLOW_POLL_QUERIES: tuple[NvmlQuery, ...] = (
     single_value_query("pcie_link_generation_max", "nvmlDeviceGetMaxPcieLinkGeneration"),
     single_value_query("pcie_link_width_max", "nvmlDeviceGetMaxPcieLinkWidth"),
     single_value_query("pcie_replays_total", "nvmlDeviceGetPcieReplayCounter"),
-    NvmlQuery(("nvlink_up", "nvlink_links"), _nvlinks),
-    NvmlQuery(("fabric_state", "fabric_health"), _fabric),
+    NvmlQuery(_FABRIC, read_fabric, fallback=NvmlQuery(_FABRIC, read_fabric_without_summary)),
     several_values_query("nvmlDeviceGetEccMode", ("ecc_enabled", 0, 1.0)),
     _ecc("ecc_corrected_errors_total", _CORRECTED, _SINCE_LOAD),
     _ecc("ecc_uncorrected_errors_total", _UNCORRECTED, _SINCE_LOAD),
@@ -240,19 +219,13 @@ SLOW_POLL_QUERIES: tuple[NvmlQuery, ...] = (
         ("row_remap_pending", 2, 1.0),
         ("row_remap_failed", 3, 1.0),
     ),
+    NvmlQuery(_SRAM, _sram),
     NvmlQuery(("row_remap_banks",), _row_remap_banks),
     _retired("retired_pages_corrected_total", _SINGLE_BIT),
     _retired("retired_pages_uncorrected_total", _DOUBLE_BIT),
     single_value_query("retired_pages_pending", "nvmlDeviceGetRetiredPagesPendingStatus"),
     several_values_query("nvmlDeviceGetMigMode", ("mig_enabled", 0, 1.0)),
 )
-
-
-ALL_LINKS = 2**32 - 1
-"""Scope of a field that is counted by link: the sum of all."""
-
-_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-"""Members of nvmlValue_t by nvmlValueType_t."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,15 +263,6 @@ def _recovery(into: binding.GpuReadings, value: float) -> None:
     into.add("recovery_action", 1, action=action)
 
 
-def _error_ratio(name: str) -> Callable[[binding.GpuReadings, float], None]:
-    def add(into: binding.GpuReadings, value: float) -> None:
-        mantissa, exponent = int(value) >> 8 & 0xF, int(value) & 0xFF
-        no_error = (mantissa, exponent) == (15, 255)  # the smallest that can be written
-        into.add_raw(name, 0.0 if no_error else mantissa * 10.0**-exponent)
-
-    return add
-
-
 SLOW_POLL_FIELDS = (
     NvmlField("power_violation_seconds_total", ((74, _NANO),)),
     NvmlField("thermal_violation_seconds_total", ((75, _NANO),)),
@@ -306,17 +270,6 @@ SLOW_POLL_FIELDS = (
     NvmlField("board_limit_violation_seconds_total", ((77, _NANO),)),
     NvmlField("low_utilization_violation_seconds_total", ((78, _NANO),)),
     NvmlField("reliability_violation_seconds_total", ((79, _NANO),)),
-    NvmlField("nvlink_crc_flit_errors_total", ((38, 1.0),)),
-    NvmlField("nvlink_crc_data_errors_total", ((45, 1.0),)),
-    NvmlField("nvlink_replay_errors_total", ((52, 1.0),)),
-    NvmlField("nvlink_recovery_errors_total", ((59, 1.0),)),
-    NvmlField("nvlink_effective_bit_error_ratio", ((220, 1.0),), ALL_LINKS,
-          _error_ratio("nvlink_effective_bit_error_ratio")),
-    NvmlField("nvlink_symbol_error_ratio", ((222, 1.0),), ALL_LINKS, _error_ratio("nvlink_symbol_error_ratio")),
-    NvmlField("nvlink_receive_errors_total", ((208, 1.0),), ALL_LINKS),
-    NvmlField("nvlink_integrity_errors_total", ((211, 1.0),), ALL_LINKS),
-    NvmlField("nvlink_recoveries_total", ((215, 1.0),), ALL_LINKS),
-    NvmlField("nvlink_recoveries_failed_total", ((214, 1.0),), ALL_LINKS),
     NvmlField("recovery_action", ((230, 1.0),), add=_recovery),
 )
 # fmt: on
@@ -351,15 +304,15 @@ class FieldBatch:
             return []
         again = []
         for (field, way), value in zip(tuple(wanted), values, strict=True):
-            code = binding.struct_member(value, "nvmlReturn")
-            if code == 0:
-                _add_value(field, way, value, into)
+            answer = binding.field_value(value)
+            if not isinstance(answer, NoValue):
+                if field.add is None:
+                    into.add_raw(field.name, answer, field.ids[way][1])
+                else:
+                    field.add(into, answer)
                 continue
-            why = binding.nvml_reason_of_code(code)
-            if (
-                code != binding.INVALID_ARGUMENT and why.reason is not MissingReason.NOT_SUPPORTED
-            ):  # an unknown id is invalid
-                into.add(field.name, why)
+            if answer.reason is not MissingReason.NOT_SUPPORTED:
+                into.add(field.name, answer)
                 continue
             index = next(index for index, (other, _) in enumerate(self._wanted) if other is field)
             if way + 1 < len(field.ids):
@@ -367,20 +320,5 @@ class FieldBatch:
                 again.append((field, way + 1))
             else:
                 del self._wanted[index]
-                is_known = why.reason is MissingReason.NOT_SUPPORTED
-                self._unsupported.append((field.name, why if is_known else NoValue(MissingReason.NOT_SUPPORTED)))
+                self._unsupported.append((field.name, answer))
         return again
-
-
-def _add_value(field: NvmlField, way: int, value: Any, into: binding.GpuReadings) -> None:
-    kind = binding.struct_member(value, "valueType")
-    if kind >= len(_MEMBERS):
-        into.add(field.name, NoValue(MissingReason.UNREADABLE, f"NVML reports a value of the unknown type {kind}"))
-        return
-    number = getattr(binding.struct_member(value, "value"), _MEMBERS[kind])
-    if field.add is None:
-        into.add_raw(field.name, number, field.ids[way][1])
-    elif binding.is_nvml_sentinel(number):
-        into.add(field.name, binding.nvml_sentinel_reason(number))
-    else:
-        field.add(into, number)

@@ -146,6 +146,8 @@ class TrainingRank:
         uid: of the process's user.
         heartbeat_age_ms: since its newest message.
         step_age_ms: since its newest finished step ended, or since the start; None before the first heartbeat.
+        known_since: when its user began to use the run's name, monotonic seconds of the agent. Not part of the
+            document.
     """
 
     key: str
@@ -155,6 +157,7 @@ class TrainingRank:
     uid: int | None
     heartbeat_age_ms: float
     step_age_ms: float | None = None
+    known_since: float = 0.0
 
     @property
     def rank(self) -> int:
@@ -208,7 +211,7 @@ def _device_view(one: NodeDevice, view: NodeView) -> NodeDevice:
 
 def _rank_document(one: TrainingRank) -> dict[str, Any]:
     hello = asdict(one.hello)
-    del hello["version"]
+    del hello["version"], hello["wants"]
     heartbeat = asdict(one.heartbeat) if one.heartbeat else {}
     return {
         **hello,
@@ -269,7 +272,7 @@ class StatusFinding:
         agent: address of the agent that reports it, or does not answer.
         host: name of the machine; empty if not known.
         gpu, uuid: of the device; empty for the machine.
-        code: "agent_unreachable", "gpus_unknown", "source_down", "gpu_down", or a health event's code.
+        code: "agent_unreachable", "health_unknown", "source_down", "gpu_down", or a health event's code.
         severity: critical or warning; info is a note that may be no problem.
         message: one line for people.
         action: what to do, for people; empty if not known.

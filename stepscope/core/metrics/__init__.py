@@ -27,6 +27,15 @@ class Unit(StrEnum):
     NONE = ""  # counts, states, ids
 
 
+class DefaultSeries(StrEnum):
+    """Which series of a metric are on the agent's page unless its settings select others."""
+
+    NONE = "none"
+    ALL = "all"
+    NONZERO = "nonzero"
+    """Those whose value is not 0: of a state or a kind only what holds. For metrics with one series per state."""
+
+
 @dataclass(frozen=True, slots=True)
 class DcgmField:
     """DCGM's field with the same meaning as a metric.
@@ -51,6 +60,7 @@ class Metric:
         help: text of the HELP line.
         dcgm: DCGM's field, where there is one.
         labels: names of labels beside those that identify the GPU.
+        default: series that the agent exports by default.
     """
 
     name: str
@@ -59,6 +69,7 @@ class Metric:
     help: str
     dcgm: DcgmField | None = None
     labels: tuple[str, ...] = ()
+    default: DefaultSeries = DefaultSeries.NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +79,14 @@ class MetricGroup:
     prefix: str
     labels: tuple[str, ...] = ()
 
-    def metric(self, name: str, text: str, *labels: str, dcgm: DcgmField | None = None) -> Metric:
+    def metric(
+        self,
+        name: str,
+        text: str,
+        *labels: str,
+        dcgm: DcgmField | None = None,
+        default: DefaultSeries = DefaultSeries.NONE,
+    ) -> Metric:
         """One metric of the group. Its kind and unit follow from its name: "energy_joules_total", "power_watts".
 
         Args:
@@ -79,7 +97,7 @@ class MetricGroup:
         base = name.removesuffix("_total")
         kind = MetricKind.GAUGE if base == name else MetricKind.COUNTER
         unit = next((unit for unit in _LONGEST_UNITS_FIRST if base.endswith(f"_{unit}")), Unit.NONE)
-        return Metric(self.prefix + name, kind, unit, text, dcgm, (*self.labels, *labels))
+        return Metric(self.prefix + name, kind, unit, text, dcgm, (*self.labels, *labels), default)
 
 
 _LONGEST_UNITS_FIRST = sorted(set(Unit) - {Unit.NONE}, key=len, reverse=True)

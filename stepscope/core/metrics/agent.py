@@ -7,16 +7,19 @@ Series of a training process carry its run and rank and exist as long as the pro
 
 from __future__ import annotations
 
-from stepscope.core.metrics import Metric, MetricGroup
+from stepscope.core.metrics import DefaultSeries, Metric, MetricGroup
 from stepscope.core.metrics.readings import GPU, HOST
+
+_ALL, _NONZERO = DefaultSeries.ALL, DefaultSeries.NONZERO
 
 AGENT = "stepscope_agent_"
 _agent = MetricGroup(AGENT).metric
 
 # fmt: off
 AGENT_METRICS: tuple[Metric, ...] = (
-    _agent("info", "Version of the agent as a label; always 1.", "version"),
-    _agent("collector_up", "1: the collector works. 0: it does not; label reason.", "collector", "reason"),
+    _agent("info", "Version of the agent as a label; always 1.", "version", default=_ALL),
+    _agent("collector_up", "1: the collector works. 0: it does not; label reason.", "collector", "reason",
+           default=_ALL),
     _agent("collector_duration_seconds", "Duration of a collector's latest collection.", "collector"),
     _agent("collector_age_seconds", "Time since a collector's latest collection ended.", "collector"),
     _agent("collections_total", "Finished collections of a collector.", "collector"),
@@ -27,11 +30,13 @@ AGENT_METRICS: tuple[Metric, ...] = (
     _agent("missing", "Number of devices (GPUs, disks) that lack this metric; metric empty: all metrics.",
            "collector", "metric", "reason"),
     _agent("finding", "Findings of this kind in a collector's latest collection.", "collector", "code", "gpu", "uuid"),
-    _agent("sample_age_seconds", "Age of a GPU's newest value.", "collector", "gpu", "uuid"),
+    _agent("sample_age_seconds", "Age of a GPU's newest value.", "collector", "gpu", "uuid", default=_ALL),
     _agent("probe_starts_total", "Probe processes started to read GPUs."),
     _agent("probe_timeouts_total", "Answers of probe processes that timed out."),
     _agent("probe_crashes_total", "Probe processes that crashed."),
-    _agent("probes_left_behind", "Killed probe processes that still hang in the kernel."),
+    _agent("probes_left_behind", "Killed probe processes that still hang in the kernel.", default=_ALL),
+    _agent("log_lines_dropped_total", "Lines that the agent's log did not take: nobody read it, or its disk is full.",
+           default=_ALL),
     _agent("xids_untold_total", "XIDs that are counted but not logged, as too many came at once."),
 )
 
@@ -44,23 +49,26 @@ _link, _kineto = MetricGroup(LINK).metric, MetricGroup(KINETO).metric
 
 TRAINING_METRICS: tuple[Metric, ...] = (
     _rank("info", "Process, GPU and mesh (dp=2,tp=4) of a rank as labels; always 1.",
-          "pid", "uuid", "local_rank", "world_size", "mesh"),
-    _rank("step", "Latest finished optimizer step, counted from 0."),
-    _rank("step_seconds", "Duration of the latest finished step."),
-    _rank("step_age_seconds", "Time since the latest step ended, or since the start before the first."),
-    _rank("data_wait_seconds", "Time for which the latest step waited for data."),
+          "pid", "uuid", "local_rank", "world_size", "mesh", "uid", default=_ALL),
+    _rank("step", "Latest finished optimizer step, counted from 0.", default=_ALL),
+    _rank("step_seconds", "Duration of the latest finished step.", default=_ALL),
+    _rank("step_age_seconds", "Time since the latest step ended, or since the start before the first.", default=_ALL),
+    _rank("data_wait_seconds", "Time for which the latest step waited for data.", default=_ALL),
     _rank("phase_seconds", "Time of a phase in the latest step.", "phase"),
     _rank("figure", "Loss, tokens and other figures of the latest step that has all of them.", "figure"),
     _rank("capturing", "1: the profiler records the open step, or starts at the next."),
     _rank("heartbeat_age_seconds", "Time since the latest heartbeat of the process; it sends one every second."),
-    _training("hang", "1: the run hangs; kind: host, device, desync, unknown.", "run", "kind"),
-    _rank("hang_guilty", "1: this rank causes the hang."),
+    _training("hang", "1: the run hangs; kind: host, device, desync, unknown.", "run", "kind", default=_ALL),
+    _rank("hang_guilty", "1: this rank causes the hang.", default=_ALL),
     _training("nccl_stalled_seconds", "Time for which NCCL RAS reports unequal counts of operations.",
-              "run", "communicator"),
+              "run", "communicator", default=_ALL),
     _link("connections", "Connected training processes."),
     _kineto("processes", "Processes with KINETO_USE_DAEMON=1 that poll the agent."),
     _kineto("rejected_total", "Datagrams to the Kineto socket that were not valid requests."),
     _link("refused_total", "Connections that the agent closed, by reason.", "reason"),
+    _link("series_left_out", "Series of a user's training processes beyond the user's budget.", "uid"),
+    _link("counters_left_total", "Processes that get no more counters, as they did not read them."),
+    _kineto("refused_total", "Polls of processes beyond the largest number of processes of a user, or of all."),
 )
 
 JOB = "stepscope_job_"
@@ -69,23 +77,25 @@ JOB_FACTS = ("job_name", "user", "account", "team", "project", "queue", "workloa
 _job, _gpu = MetricGroup(JOB, _KEY).metric, MetricGroup(GPU).metric
 
 JOB_METRICS: tuple[Metric, ...] = (
-    _job("info", "Name, user and other facts of a job as labels; always 1.", *JOB_FACTS),
-    _gpu("job_info", "Job that has the GPU or MIG instance, as labels; always 1.", *_KEY, "share", "source", "step"),
+    _job("info", "Name, user and other facts of a job as labels; always 1.", *JOB_FACTS, default=_ALL),
+    _gpu("job_info", "Job that has the GPU or MIG instance, as labels; always 1.", *_KEY, "share", "source", "step",
+         default=_ALL),
     _gpu("use_state", "1: the GPU or MIG instance is in this state: busy, held_but_idle, free, unattributed, unknown.",
-         "state"),
+         "state", default=_NONZERO),
     _gpu("use_seconds_total", "Time that the GPU or MIG instance spent in this state.", "state"),
-    _job("gpu_seconds_total", "GPU time of a job in this state, by MIG profile.", "mig_profile", "state"),
+    _job("gpu_seconds_total", "GPU time of a job in this state, by MIG profile.", "mig_profile", "state", default=_ALL),
     _job("sm_utilization_ratio", "Share of time in which kernels of a job's processes ran on the GPU."),
     _job("gpu_memory_bytes", "GPU memory of a job's processes."),
     _job("process_info", "Process of a job that holds the GPU, as a label; always 1.", "pid"),
 )
 
 FLEET_METRICS: tuple[Metric, ...] = (
-    _gpu("class", "1: the GPU spent the last minute mostly on this. 0: on something else.", "cause"),
-    _gpu("class_confidence_ratio", "Confidence of the GPU's class."),
-    _gpu("time_ratio", "Estimated share of the last minute; spent: computing, waiting, copying, empty.", "spent"),
-    _job("class", "1: the job's GPUs on this machine spent the last minute mostly on this.", "cause"),
-    _job("class_confidence_ratio", "Confidence of the job's class."),
+    _gpu("class", "1: the GPU spent the last minute mostly on this. 0: on something else.", "cause", default=_NONZERO),
+    _gpu("class_confidence_ratio", "Confidence of the GPU's class.", default=_ALL),
+    _gpu("time_ratio", "Estimated share of the last minute; spent: computing, waiting, copying, empty.", "spent",
+         default=_ALL),
+    _job("class", "1: the job's GPUs on this machine spent the last minute mostly on this.", "cause", default=_NONZERO),
+    _job("class_confidence_ratio", "Confidence of the job's class.", default=_ALL),
 )
 # fmt: on
 
@@ -98,9 +108,9 @@ _PLACE = ("device", "port", "pci_bus_id", "switch")
 def _health(prefix: str, what: str, *labels: str) -> tuple[Metric, ...]:
     state, event = MetricGroup(prefix).metric, MetricGroup(prefix, ("code",)).metric
     return (
-        state("", f"1: {what} is in this state; unknown is neither healthy nor sick.", "state"),
-        event("_event", f"1: this health event of {what} is open.", "action", "severity", *labels),
-        event("_events_total", f"Health events of {what}, by code.", *labels),
+        state("", f"1: {what} is in this state; unknown is neither healthy nor sick.", "state", default=_NONZERO),
+        event("_event", f"1: this health event of {what} is open.", "action", "severity", *labels, default=_ALL),
+        event("_events_total", f"Health events of {what}, by code.", *labels, default=_ALL),
     )
 
 

@@ -5,7 +5,7 @@ Counters stay counters, in base units; rates are left to the query. Values of a 
 
 from __future__ import annotations
 
-from stepscope.core.metrics import DcgmField, Metric, MetricGroup
+from stepscope.core.metrics import DcgmField, DefaultSeries, Metric, MetricGroup
 from stepscope.core.metrics.readings import CGROUP, HOST, PROCESS
 
 _FIELD = "DCGM_FI_DEV_CPU_"
@@ -15,6 +15,7 @@ _cgroup = MetricGroup(CGROUP, ("cgroup",)).metric
 _process = MetricGroup(PROCESS, ("pid",)).metric
 
 _PORT = ("device", "port")
+_ALL = DefaultSeries.ALL
 _PORT_FACTS = ("state", "physical_state", "link_layer", "rate")
 # fmt: off
 _MACHINE: tuple[Metric, ...] = (
@@ -26,8 +27,9 @@ _MACHINE: tuple[Metric, ...] = (
     _host("processes_blocked", "Threads blocked by a disk."),
     _host("boot_time_seconds", "Boot time, since the epoch."),
     _host("load_average", "Load average: threads that run, are ready to run or wait for a disk.", "window"),
-    _host("memory_total_bytes", "Total memory of the machine."),
-    _host("memory_available_bytes", "Memory that can be allocated without swapping; larger than free memory."),
+    _host("memory_total_bytes", "Total memory of the machine.", default=_ALL),
+    _host("memory_available_bytes", "Memory that can be allocated without swapping; larger than free memory.",
+          default=_ALL),
     _host("memory_free_bytes", "Unused memory."),
     _host("memory_buffers_bytes", "Memory used to cache raw disks."),
     _host("memory_cached_bytes", "Memory used to cache files, including shared memory."),
@@ -43,7 +45,7 @@ _MACHINE: tuple[Metric, ...] = (
     _host("huge_pages_total_bytes", "Memory reserved for huge pages."),
     _host("huge_pages_free_bytes", "Memory of free huge pages."),
     _host("major_page_faults_total", "Page faults that read from a disk."),
-    _host("oom_kills_total", "Processes killed by the out-of-memory killer."),
+    _host("oom_kills_total", "Processes killed by the out-of-memory killer.", default=_ALL),
     _host("swapped_in_bytes_total", "Memory read back from swap."),
     _host("swapped_out_bytes_total", "Memory written to swap."),
     _host("reclaim_stalls_total", "Allocations that had to reclaim memory directly."),
@@ -72,11 +74,11 @@ _MACHINE: tuple[Metric, ...] = (
     _host("network_carrier_changes_total", "Changes of the link between up and down.", "device"),
     _host("tcp_segments_sent_total", "TCP segments sent."),
     _host("tcp_retransmits_total", "TCP segments retransmitted."),
-    _host("infiniband_up", "1: the InfiniBand or RoCE port is active.", *_PORT),
+    _host("infiniband_up", "1: the InfiniBand or RoCE port is active.", *_PORT, default=_ALL),
     _host("infiniband_info", "State, link layer and rate of a port as labels; always 1.", *_PORT, *_PORT_FACTS),
     _host("infiniband_speed_bytes_per_second", "Current speed of the port, per direction.", *_PORT),
-    _host("infiniband_receive_bytes_total", "Data received by a port.", *_PORT),
-    _host("infiniband_transmit_bytes_total", "Data sent by a port.", *_PORT),
+    _host("infiniband_receive_bytes_total", "Data received by a port.", *_PORT, default=_ALL),
+    _host("infiniband_transmit_bytes_total", "Data sent by a port.", *_PORT, default=_ALL),
     _host("infiniband_receive_packets_total", "Packets received by a port.", *_PORT),
     _host("infiniband_transmit_packets_total", "Packets sent by a port.", *_PORT),
     _host("infiniband_transmit_waits_total", "Ticks in which a port had data to send and no credits.", *_PORT),
@@ -84,7 +86,7 @@ _MACHINE: tuple[Metric, ...] = (
     _host("infiniband_congestion_total", "Congestion notifications of a port by kind, as the adapter counts them.",
           *_PORT, "kind"),
     _host("pressure_seconds_total", "Time in which some or all threads waited for a resource (PSI).",
-          "resource", "share"),
+          "resource", "share", default=_ALL),
     _host("pressure_ratio", "Share of time in which some or all threads waited for a resource, over a window (PSI).",
           "resource", "share", "window"),
 )

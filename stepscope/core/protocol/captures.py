@@ -106,10 +106,12 @@ class CaptureSelector:
     Attributes:
         run: name of the run, or its directory to distinguish it from others of that name.
         job: id of the scheduler's job, or of the process group.
+        uid: of the user whose training it is; None: of the user to whom the name belongs, see the agent's `RunClaims`.
     """
 
     run: str | None = None
     job: fields.Word | None = None
+    uid: int | None = None
 
     def __str__(self) -> str:
         return f"job {self.job}" if self.run is None else f"run {self.run}"
@@ -137,6 +139,8 @@ class CaptureTarget:
         uid: of its user.
         newest_step: the newest finished step; step_ms: its duration.
         job: id of the scheduler's job, as the process itself knows it. Not part of the document.
+        known_since: when its user began to use the run's name, monotonic seconds; None is unknown. Not part of the
+            document.
     """
 
     key: fields.Word
@@ -150,6 +154,7 @@ class CaptureTarget:
     newest_step: int | None = None
     step_ms: float | None = None
     job: fields.Word | None = None
+    known_since: float | None = None
 
     @property
     def sort_key(self) -> tuple[str, int, str]:
@@ -240,8 +245,11 @@ def state_of_ranks(ranks: Sequence[RankCapture]) -> CaptureState:
 
 
 def order_document(order: CaptureOrder) -> dict[str, Any]:
-    """Capture protocol: JSON object of an order."""
-    return dict(fields.flat_fields(order))
+    """Capture protocol: JSON object of an order; without a `uid` that is not given, as older agents do not know it."""
+    return {name: value for name, value in fields.flat_fields(order) if name != "uid" or value is not None}
+
+
+_AGENTS_OWN = ("job", "known_since")
 
 
 def report_document(report: CaptureReport) -> dict[str, Any]:
@@ -252,7 +260,7 @@ def report_document(report: CaptureReport) -> dict[str, Any]:
         "host": report.host,
         "created_ns": report.created_ns,
         "order": order_document(report.order),
-        "ranks": [{name: value for name, value in fields.flat_fields(one) if name != "job"} for one in report.ranks],
+        "ranks": [{k: value for k, value in fields.flat_fields(one) if k not in _AGENTS_OWN} for one in report.ranks],
         "is_cancelled": report.is_cancelled,
     }
 
@@ -272,6 +280,6 @@ def read_order(document: object) -> CaptureOrder:
     order = fields.read_object(CaptureOrder, document)
     if _ID.fullmatch(order.request.id) is None:
         raise fields.FieldError(f'"id" must be 1 to 64 letters, digits, dots, - or _, and not begin with {RULE_PREFIX}')
-    if order.selector == CaptureSelector():
+    if order.selector.run is None and order.selector.job is None:
         raise fields.FieldError('"run" or "job" must say what to capture')
     return order

@@ -8,7 +8,7 @@ from dataclasses import replace
 from stepscope.core.documents.jobs import Job
 from stepscope.core.documents.node import Node, NodeState, StatusFinding, StatusNode, StatusReport
 from stepscope.core.hardware.devices import Device, device_in
-from stepscope.core.hardware.health import NOTES, Severity
+from stepscope.core.hardware.health import NOTES, HealthState, Severity
 from stepscope.core.metrics.readings import MissingReason
 from stepscope.workflow.nodes.answers import NodeAnswer, silent_agents
 
@@ -24,8 +24,7 @@ _COUNTED = (Severity.CRITICAL, Severity.WARNING)
 _ORDER = (*_COUNTED, Severity.INFO)
 _PROBLEMS = frozenset({"hang"})
 """Findings of the sources that are not health events but problems."""
-UNREACHABLE, GPUS_UNKNOWN = "agent_unreachable", "gpus_unknown"
-_UNKNOWN = (UNREACHABLE, GPUS_UNKNOWN)
+_UNREACHABLE, _UNKNOWN = "agent_unreachable", "health_unknown"
 
 
 def status_of(answers: Iterable[NodeAnswer], rack: Callable[[NodeAnswer], str] = lambda _: "") -> StatusReport:
@@ -56,11 +55,8 @@ def _status_node(answer: NodeAnswer, findings: list[StatusFinding], rack: str) -
         host = node.host if node else ""
         return StatusNode(answer.agent, host, "", 0, is_reachable=False, state=NodeState.UNKNOWN, rack=rack)
     num_gpus = sum(1 for one in node.devices if not one.device.instance)
-    state = NodeState.OK
-    if any(finding.code in _UNKNOWN for finding in findings):
-        state = NodeState.UNKNOWN
-    elif any(finding.severity in _COUNTED for finding in findings):
-        state = NodeState.PROBLEM
+    codes = {finding.code for finding in findings if finding.severity in _COUNTED}
+    state = NodeState.PROBLEM if codes - {_UNKNOWN} else NodeState.UNKNOWN if codes else NodeState.OK
     return StatusNode(answer.agent, node.host, node.version, num_gpus, is_reachable=True, state=state, rack=rack)
 
 
@@ -69,7 +65,7 @@ def _findings(answer: NodeAnswer) -> Iterator[StatusFinding]:
     if answer.error or node is None:
         host, message = node.host if node else "", answer.error or "it has not answered yet"
         next_step = "is the machine up? systemctl status stepscope-agent"
-        yield StatusFinding(answer.agent, host, "", "", UNREACHABLE, Severity.CRITICAL.value, message, next_step)
+        yield StatusFinding(answer.agent, host, "", "", _UNREACHABLE, Severity.CRITICAL.value, message, next_step)
         return
     of_device = {one.device.key: tuple(job.job for job in one.jobs) for one in node.devices}
     of_machine = tuple({job.key: job for jobs in of_device.values() for job in jobs}.values())
@@ -89,6 +85,10 @@ def _findings(answer: NodeAnswer) -> Iterator[StatusFinding]:
                 reported.add(device.key)
             yield finding(device, event.code, event.severity.value, event.message, event.action.line)
     yield from _sources_down(node, of_machine, answer.agent)
+    if why := why_unknown(node):
+        next_step = "stepscope doctor on that machine says what is missing; leave out machines without GPUs"
+        message = f"whether its GPUs are well is not known: {why}"
+        yield StatusFinding(answer.agent, node.host, "", "", _UNKNOWN, Severity.WARNING.value, message, next_step)
     of_driver = {source.reason for source in node.sources if source.name == _GPUS and not source.is_up}
     for one in node.devices:  # a driver that answers for no GPU is one finding above
         device = one.device
@@ -105,25 +105,21 @@ def _findings(answer: NodeAnswer) -> Iterator[StatusFinding]:
             )
 
 
+def why_unknown(node: Node) -> str:
+    """Why nothing is known of the health of a node's GPUs; empty where something is, or a finding says why."""
+    if any(one.is_up is False or (one.health and one.health.state is not HealthState.UNKNOWN) for one in node.devices):
+        return ""
+    driver = next((source for source in node.sources if source.name == _GPUS), None)
+    if driver is None or driver.is_up:
+        return "its GPUs were not checked yet" if node.devices else "no GPU is known there"
+    is_finding = driver.reason not in _NORMAL
+    return "" if is_finding else f"no GPU driver answers ({driver.reason}: {driver.detail})"
+
+
 def _sources_down(node: Node, jobs: tuple[Job, ...], agent: str) -> Iterator[StatusFinding]:
     for source in node.sources:
-        if source.is_up:
-            continue
-        why = f"{source.reason}: {source.detail}" if source.detail else source.reason
-        if source.reason in _NORMAL or source.reason == _NORMAL_OF.get(source.name):
-            if source.name == _GPUS and not node.devices:
-                message = f"nothing is known of its GPUs ({source.name} gives nothing: {why})"
-                yield StatusFinding(
-                    agent, node.host, "", "", GPUS_UNKNOWN, "warning", message, _NEXT_STEPS.get(source.reason, "")
-                )
-            continue
-        severity = "critical" if source.name == _GPUS else "warning"
-        message = f"{source.name} gives nothing ({why})"
-        yield StatusFinding(agent, node.host, "", "", "source_down", severity, message, jobs=jobs)
-
-
-_NEXT_STEPS = {
-    MissingReason.NOT_INSTALLED.value: "has it GPUs? then install or load the NVIDIA driver",
-    MissingReason.NOT_YET.value: "ask again in a minute",
-}
-"""By the reason why no GPU is read."""
+        is_normal = source.reason in _NORMAL or source.reason == _NORMAL_OF.get(source.name)
+        if not source.is_up and not is_normal:
+            message = f"{source.name} gives nothing ({source.reason}: {source.detail})"
+            severity = "critical" if source.name == _GPUS else "warning"
+            yield StatusFinding(agent, node.host, "", "", "source_down", severity, message, jobs=jobs)

@@ -39,7 +39,7 @@ _DONE = CaptureProgress(CaptureState.DONE, path="/runs/r/traces/step8/rank0.json
 
 
 def _order(capture_id: str, steps: int, **selector: str) -> CaptureOrder:
-    return CaptureOrder(CaptureRequest(capture_id, steps), CaptureSelector(**selector))
+    return CaptureOrder(CaptureRequest(capture_id, steps), CaptureSelector(**selector))  # type: ignore[arg-type]
 
 
 def _wait_until(is_so: Callable[[], bool]) -> None:

@@ -137,7 +137,11 @@ def test_the_page_counts_processes_and_says_who_cannot_be_answered(backend: Kine
         stranger.close()
         collection = source.collect()
     values = {reading.metric: reading.value for reading in collection.readings}
-    assert values == {"stepscope_agent_kineto_processes": 1.0, "stepscope_agent_kineto_rejected_total": 0.0}
+    assert values == {
+        "stepscope_agent_kineto_processes": 1.0,
+        "stepscope_agent_kineto_rejected_total": 0.0,
+        "stepscope_agent_kineto_refused_total": 0.0,
+    }
     (finding,) = collection.findings
     assert f"KINETO_IPC_SOCKET_DIR={other}" in finding.message
 
@@ -194,7 +198,7 @@ def test_an_address_that_was_taken_is_tried_again(
         now[0] += 2
         assert not source.collect().missing
         with asking(second, Libkineto(second.server.address, place.parent)):
-            assert [one.value for one in source.collect().readings] == [1.0, 0.0]
+            assert [one.value for one in source.collect().readings] == [1.0, 0.0, 0.0]
     assert [record.message for record in caplog.records if "from now on" in record.message] == [
         "processes started with KINETO_USE_DAEMON=1 are answered from now on"
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from http import HTTPStatus
 
 import pytest
@@ -122,3 +123,13 @@ def test_too_often_is_by_run_and_hour(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CaptureRefusedError, match="3 captures are open already") as refused:
         capture_within_limits(_request(), [target(0)], open_ones, limits, _NOW)
     assert refused.value.status is HTTPStatus.TOO_MANY_REQUESTS
+
+
+def test_another_user_who_uses_the_same_names_is_not_meant() -> None:
+    ours, theirs = target(0, "ours", pid=7, known_since=5.0), target(0, "theirs", pid=8, uid=666, known_since=6.0)
+    assert _keys(theirs, ours, run="/runs/r") == ["ours"]
+    in_job = [replace(one, run="slurm-7", job="7") for one in (ours, theirs)]
+    assert _keys(*in_job, run=None, job="7") == ["ours"]
+    assert _keys(*in_job, run=None, job="7", pids=(8,)) == ["theirs"]  # that process is in the job, as the kernel says
+    (chosen,) = select_capture_targets([ours, theirs], CaptureSelector("r", uid=666))
+    assert chosen.key == "theirs"

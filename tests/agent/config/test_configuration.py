@@ -65,7 +65,7 @@ def test_nothing_said_is_the_default() -> None:
         ),
         (
             "[wbe]\n",
-            '{file}: unknown section "wbe"; did you mean "web"? Known: web, gpus, dcgm, state, training, '
+            '{file}: unknown section "wbe"; did you mean "web"? Known: web, gpus, exporter, dcgm, state, training, '
             "captures, kineto, health, jobs",
         ),
         (

@@ -26,6 +26,14 @@ def _throttled(reason: str) -> dict[str, float | None]:
         ({"row_remap_failed": 0.0}, None, None, None),
         ({"row_remap_pending": 1.0}, "row_remap_pending", _WARNING, Action.RESET_GPU),
         ({"row_remap_pending": 0.0}, None, None, None),
+        ({"sram_threshold_exceeded": 1.0}, "sram_threshold", _CRITICAL, Action.REPLACE),
+        ({"sram_threshold_exceeded": 0.0}, None, None, None),
+        ({"sram_uncorrected_errors_total": 4.0}, "ecc_uncorrected", _CRITICAL, Action.RESET_GPU),
+        (
+            {"ecc_uncorrected_errors_total": 0.0, "sram_uncorrected_errors_total": 1.0},
+            *("ecc_uncorrected", _CRITICAL, Action.RESET_GPU),
+        ),
+        ({"sram_corrected_errors_total": 12.0}, None, None, None),
         ({"remapped_rows_uncorrected_total": 512.0}, "remapped_rows", _WARNING, Action.REPLACE),
         ({"remapped_rows_uncorrected_total": 511.0}, None, None, None),
         (
@@ -58,6 +66,14 @@ def _throttled(reason: str) -> dict[str, float | None]:
         ({"fabric_health{aspect=bandwidth}": 0.0}, "fabric_unhealthy", _CRITICAL, Action.RESTART_FABRIC_MANAGER),
         ({"fabric_health{aspect=route_recovery}": 0.0}, "fabric_unhealthy", _WARNING, Action.RESTART_FABRIC_MANAGER),
         ({"fabric_health{aspect=route}": 1.0}, None, None, None),
+        ({"fabric_health{aspect=no_partition}": 0.0}, "fabric_unhealthy", _CRITICAL, Action.RESTART_FABRIC_MANAGER),
+        ({"fabric_health{aspect=configuration}": 0.0}, "fabric_unhealthy", _CRITICAL, Action.RESTART_FABRIC_MANAGER),
+        ({"fabric_health{aspect=summary}": 0.0}, "fabric_unhealthy", _CRITICAL, Action.RESTART_FABRIC_MANAGER),
+        ({"fabric_health{aspect=capacity}": 0.0}, "fabric_unhealthy", _WARNING, Action.RESTART_FABRIC_MANAGER),
+        (
+            {"fabric_health{aspect=route_recovery}": 0.0, "fabric_health{aspect=summary}": 0.0},
+            *("fabric_unhealthy", _WARNING, Action.RESTART_FABRIC_MANAGER),  # the summary says no more than the aspect
+        ),
         ({"dcgm_health_status{watch=mem,error=DBE}": 20.0}, "dcgm_health", _CRITICAL, Action.RUN_DIAGNOSTICS),
         ({"dcgm_health_status{watch=pcie,error=}": 10.0}, "dcgm_health", _WARNING, Action.RUN_DIAGNOSTICS),
         ({"dcgm_health_status{watch=pcie,error=}": 0.0}, None, None, None),
@@ -140,6 +156,16 @@ def test_dcgm_s_watch_of_nvlink_is_a_fault_where_the_model_has_nvlink(
         ("nvlink_receive_errors_total", 1.0, "nvlink_errors", _CRITICAL),
         ("nvlink_integrity_errors_total", 1.0, "nvlink_errors", _CRITICAL),
         ("nvlink_integrity_errors_total", 0.0, None, None),
+        ("nvlink_crc_errors_total", 60.0, "nvlink_crc_errors", _WARNING),
+        ("nvlink_crc_errors_total", 59.0, None, None),
+        ("nvlink_malformed_packets_total", 1.0, "nvlink_errors", _CRITICAL),
+        ("nvlink_dropped_packets_total", 1.0, "nvlink_errors", _CRITICAL),
+        ("nvlink_remote_errors_total", 1.0, "nvlink_errors", _CRITICAL),
+        ("nvlink_general_errors_total", 1.0, "nvlink_errors", _CRITICAL),
+        ("nvlink_effective_errors_total", 1.0, "nvlink_errors", _CRITICAL),
+        ("nvlink_symbol_errors_total", 1.0, "nvlink_errors", _CRITICAL),
+        ("nvlink_link_errors_total{kind=replay}", 1.0, "nvlink_replays", _WARNING),  # DCGM's, without a link
+        ("nvlink_link_errors_total{kind=recovery}", 1.0, "nvlink_recoveries", _CRITICAL),
         ("thermal_violation_seconds_total", 0.5, "thermal_violation", _WARNING),
         ("thermal_violation_seconds_total", 0.0, None, None),
         ("power_violation_seconds_total", 60.0, None, None),  # at its power limit: as it is meant to run
@@ -158,6 +184,51 @@ def test_a_counter_on_each_side_of_its_rate(
     machine.grow(name, a_minute / times, times=times)
     assert [(one.code, one.severity) for one in machine.open()] == ([(code, severity)] if code else [])
     assert not [one for one in machine.open() if one.since_start]  # its counter was seen to move
+
+
+@pytest.mark.parametrize(
+    ("links", "where"),
+    [
+        ({3: 10.0}, " (link 3)"),
+        ({3: 10.0, 11: 6.0, 7: 4.0}, " (links 3, 11)"),  # link 7 has less than half of the worst
+        (dict.fromkeys(range(18), 1.0), " (18 links)"),
+        ({}, ""),
+    ],
+)
+def test_the_links_with_the_errors_are_named(links: dict[int, float], where: str) -> None:
+    """Counts of links appear with their first error."""
+    machine = Machine()
+    machine.set({"nvlink_recovery_errors_total": 0.0})
+    machine.look()
+    for times in range(1, 4):
+        machine.set({"nvlink_recovery_errors_total": 10.0 * times})
+        machine.set({f"nvlink_link_errors_total{{kind=recovery,link={link}}}": n * times for link, n in links.items()})
+        machine.look()
+    (event,) = machine.open()
+    assert event.message == f"NVLink: 30 recoveries of a link in a minute{where}"
+
+
+def test_the_same_errors_counted_twice_are_one_rate() -> None:
+    """Fields 38 and 45 of all links, and 163 of each."""
+    machine = Machine()
+    names = ("nvlink_crc_flit_errors_total", "nvlink_crc_data_errors_total", "nvlink_crc_errors_total")
+    machine.set(dict.fromkeys(names, 0.0))
+    machine.look()
+    for times in range(1, 7):
+        machine.set(dict.fromkeys(names, 200.0 * times))
+        machine.look()
+    (event,) = machine.open()
+    assert event.value == pytest.approx(40.0)
+
+
+def test_uncorrected_errors_on_the_die_are_said_to_be_there() -> None:
+    machine = Machine()
+    machine.set({"ecc_uncorrected_errors_total": 2.0, "sram_uncorrected_errors_total": 2.0})
+    machine.looks(3)
+    assert (
+        machine.open()[0].message
+        == "2 memory errors on the die (SRAM) could not be corrected since the driver was loaded"
+    )
 
 
 def test_old_errors_of_a_counter_are_no_event() -> None:

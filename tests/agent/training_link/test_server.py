@@ -11,7 +11,8 @@ import pytest
 
 from stepscope.agent.training_link import connection
 from stepscope.agent.training_link import server as server_module
-from stepscope.agent.training_link.server import TrainingServer, TrainingSource
+from stepscope.agent.training_link.server import TrainingServer
+from stepscope.agent.training_link.training_source import TrainingSource
 from stepscope.core.protocol.captures import CaptureProgress, CaptureRequest, CaptureState, CaptureUpdate
 from stepscope.core.protocol.messages import Answer, Bye, Cancel, Heartbeat, Welcome
 from tests.agent.training_link.conftest import Process, hello, wait_until
@@ -136,10 +137,8 @@ def test_one_that_does_not_read_is_left(server: TrainingServer, connect: Connect
     assert well.hear() == Cancel("c")
 
 
-def test_too_many_are_turned_away_and_files_are_given_back(
-    server: TrainingServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server_module, "_MAX_CONNECTIONS_OF_USER", 3)
+def test_too_many_are_turned_away_and_files_are_given_back(server: TrainingServer, connect: Connect) -> None:
+    server._connections_of_user = 3
     processes = []
     for rank in range(3):
         processes.append(connect())

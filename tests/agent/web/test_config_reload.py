@@ -214,6 +214,16 @@ def test_certificate_and_users_change_while_it_runs(
             assert line in caplog.records[-1].getMessage()
         assert len(caplog.records) == 3
 
+        os.mkfifo(tmp_path / "pipe")  # reading it would wait for ever, and every connection with it
+        os.replace(tmp_path / "pipe", tmp_path / "server.key")
+        agent.replace("web.yml", (_TLS + _users(alice="newest")).encode())
+        assert agent.get("/metrics", _basic("alice", "new"))[0] == 200
+        assert (
+            caplog.records[-1]
+            .getMessage()
+            .endswith("server.key: is not a file; the configuration read before stays in use")
+        )
+
 
 def test_what_cannot_be_used_is_one_line_before_anything_listens(tmp_path: Path, certificates: Path) -> None:
     file = tmp_path / "web.yml"

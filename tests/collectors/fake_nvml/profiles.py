@@ -90,7 +90,9 @@ def h100(index: int) -> dict[str, object]:
         "field__230": "u 0",
         "fabric_state": 3,
         "fabric_status": 0,
-        "fabric_health": 0b10101010,
+        "fabric_health": 0b10101010 | 1 << 8,
+        "fabric_summary": 1,
+        "sram_exceeded": 0,
     }
 
 

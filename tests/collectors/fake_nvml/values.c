@@ -148,15 +148,50 @@ nvmlReturn_t nvmlDeviceGetRetiredPages(nvmlDevice_t device, unsigned cause, unsi
     return NVML_SUCCESS;
 }
 
+/* Without "fabric_summary" the driver knows version 2 only. */
 struct fabric {
     unsigned version;
     unsigned char cluster[16];
-    unsigned status, clique, state, health;
+    unsigned status, clique;
+    unsigned char state; /* padded in both versions */
+    unsigned health;
+    unsigned char summary;
 };
+enum { FABRIC_V2_BYTES = offsetof(struct fabric, summary) };
 nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, struct fabric *out) {
     GATE(device);
-    nvmlReturn_t answer = get_uint(device_text(device, "fabric_state"), &out->state);
+    const char *summary = device_text(device, "fabric_summary");
+    if (summary && out->version == (sizeof *out | 3u << 24))
+        out->summary = (unsigned char)atoi(summary);
+    else if (out->version != (FABRIC_V2_BYTES | 2u << 24))
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    unsigned state;
+    nvmlReturn_t answer = get_uint(device_text(device, "fabric_state"), &state);
     if (!answer) answer = get_uint(device_text(device, "fabric_health"), &out->health);
     if (!answer) answer = get_uint(device_text(device, "fabric_status"), &out->status);
+    if (!answer) out->state = (unsigned char)state;
     return answer;
+}
+
+nvmlReturn_t nvmlDeviceGetNvLinkErrorCounter(nvmlDevice_t device, unsigned link, unsigned counter,
+                                             unsigned long long *out) {
+    GATE(device);
+    return get_count(device_text(device, "nvlink_errors.%u.%u", link, counter), out);
+}
+
+/* "sram_exceeded", and, 0 without, the others. */
+struct sram {
+    unsigned version;
+    unsigned long long lifetime_parity, lifetime_secded, lifetime_corrected, parity, secded, corrected, buckets[5];
+    unsigned exceeded;
+};
+nvmlReturn_t nvmlDeviceGetSramEccErrorStatus(nvmlDevice_t device, struct sram *out) {
+    GATE(device);
+    if (out->version != (sizeof *out | 1u << 24)) return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    get_count(device_text(device, "sram_lifetime_parity"), &out->lifetime_parity);
+    get_count(device_text(device, "sram_lifetime_secded"), &out->lifetime_secded);
+    get_count(device_text(device, "sram_parity"), &out->parity);
+    get_count(device_text(device, "sram_secded"), &out->secded);
+    get_count(device_text(device, "sram_corrected"), &out->corrected);
+    return get_uint(device_text(device, "sram_exceeded"), &out->exceeded);
 }

@@ -43,3 +43,12 @@ def test_one_users_flood_pushes_nobody_out() -> None:
     assert len(registry.processes(2.0)) == 1026
     registry.forget("/s/0")
     assert registry.record("/s/new", flood, KinetoPoll(True, 0, (5,)), 2.0) is not None
+
+
+def test_the_name_of_a_process_that_ended_gives_nobody_its_user() -> None:
+    registry = KinetoRegistry()
+    registry.record("/s/a", PEER, KinetoPoll(True, 77, (100,)), 0.0)
+    taken = registry.record("/s/a", KinetoPeer(5, 666, 666), KinetoPoll(True, 77, (100,)), 1.0)
+    assert taken is not None
+    assert (taken.peer.uid, taken.num_polls) == (666, 1)
+    assert registry.processes(2.0) == (taken,)

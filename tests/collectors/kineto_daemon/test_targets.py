@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from stepscope.collectors.kineto_daemon.processes import (
@@ -137,3 +138,13 @@ def test_captures_of_a_run_are_counted(tmp_path: Path) -> None:
     assert [make_capture_folder(tmp_path / "run") for _ in range(3)] == [0, 1, 2]
     (tmp_path / "run/traces/step41-attempt2").mkdir()
     assert make_capture_folder(tmp_path / "run") == 42
+
+
+def test_a_job_that_another_user_names_is_kept_apart(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.start(10, 9, environ="RANK=0")
+    machine.start(20, 19, environ="RANK=0")
+    ours = process(10, job_id=7)
+    theirs = replace(process(20, job_id=7), peer=KinetoPeer(20, 666, 666), first_seen=1.0)
+    assert machine.targets(theirs, ours) == [(20, 0, "slurm-7-uid666"), (10, 0, "slurm-7")]
+    assert machine.targets(theirs) == [(20, 0, "slurm-7-uid666")]  # a name is for life

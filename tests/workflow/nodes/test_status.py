@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from stepscope.core.documents.node import NodeState
 from stepscope.core.hardware.devices import Device
-from stepscope.core.hardware.health import Action, Severity
+from stepscope.core.hardware.health import Action, Health, HealthState, Severity
 from stepscope.workflow.nodes.answers import NodeAnswer
 from stepscope.workflow.nodes.status import is_nothing_known, status_of
 from tests.workflow.nodes.made_nodes import device, event, finding, node, source
@@ -26,6 +26,35 @@ def test_nothing_is_wrong() -> None:
     assert report.findings == ()
     (told,) = report.nodes
     assert (told.host, told.num_gpus, told.is_reachable) == ("n1", 2, True)
+
+
+def test_a_machine_without_a_driver_is_not_known_to_be_well() -> None:
+    without = node(sources=(source("nvml", "not_installed"), source("kubelet", "no_permission")))
+    report = status_of([NodeAnswer(_URL, without)])
+    (unknown,) = report.findings
+    assert (unknown.code, unknown.severity, unknown.gpu) == ("health_unknown", "warning", "")
+    assert unknown.message == "whether its GPUs are well is not known: no GPU driver answers (not_installed: why)"
+    assert unknown.action.startswith("stepscope doctor ")
+    assert is_nothing_known(report)
+    silent = NodeAnswer("http://n2:9455", error="connection refused")
+    assert is_nothing_known(status_of([NodeAnswer(_URL, without), silent]))
+    well = NodeAnswer("http://n3:9455", node(device(0)))
+    mixed = status_of([NodeAnswer(_URL, without), well])
+    assert [one.code for one in mixed.findings] == ["health_unknown"]
+    assert not is_nothing_known(mixed)
+    assert not is_nothing_known(status_of([well]))
+
+
+def test_what_is_known_without_a_driver() -> None:
+    no_driver = (source("nvml", "not_installed"),)
+    assert _codes(NodeAnswer(_URL, node(device(0), sources=no_driver))) == []  # dcgm-exporter reads it
+    unchecked = device(0, health=Health(HealthState.UNKNOWN, "nothing was looked at yet"))
+    assert _codes(NodeAnswer(_URL, node(unchecked))) == [("", "health_unknown", "warning")]
+    assert _codes(NodeAnswer(_URL, node())) == [("", "health_unknown", "warning")]  # a driver that knows no GPU
+    broken = node(sources=no_driver, events=(event(),))
+    assert not is_nothing_known(status_of([NodeAnswer(_URL, broken)]))
+    hangs = node(sources=(source("nvml", "timed_out"),))
+    assert _codes(NodeAnswer(_URL, hangs)) == [("", "source_down", "critical")]
 
 
 def test_open_events_and_no_others() -> None:
@@ -111,18 +140,6 @@ def test_instances_are_no_gpus() -> None:
     assert status_of([NodeAnswer(_URL, node(device(0), instance))]).nodes[0].num_gpus == 1
 
 
-def test_a_node_without_a_driver_is_unknown_and_not_fine() -> None:
-    for reason in ("not_installed", "not_yet", "not_supported"):
-        bare = NodeAnswer(_URL, node(sources=(source("nvml", reason),)))
-        report = status_of([bare])
-        assert [(one.code, one.severity) for one in report.findings] == [("gpus_unknown", "warning")]
-        assert report.nodes[0].state is NodeState.UNKNOWN
-        assert is_nothing_known(report)
-        assert not is_nothing_known(status_of([bare, NodeAnswer("http://n2:9455", node(device(0)))]))
-    by_page = node(device(0), sources=(source("nvml", "not_installed"),))  # a dcgm-exporter reports the GPUs
-    assert status_of([NodeAnswer(_URL, by_page)]).nodes[0].state is NodeState.OK
-
-
 def test_the_state_of_each_node() -> None:
     states = [
         status_of([answer]).nodes[0].state
@@ -131,9 +148,12 @@ def test_the_state_of_each_node() -> None:
             NodeAnswer(_URL, node(device(0), events=(event(Severity.INFO),))),
             NodeAnswer(_URL, node(device(0), events=(event(Severity.WARNING),))),
             NodeAnswer(_URL, node(device(0)), "timed out"),
+            NodeAnswer(_URL, node(sources=(source("nvml", "not_installed"),))),
+            NodeAnswer(_URL, node(sources=(source("nvml", "not_installed"),), events=(event(),))),
         )
     ]
-    assert states == [NodeState.OK, NodeState.OK, NodeState.PROBLEM, NodeState.UNKNOWN]
+    assert states[:3] == [NodeState.OK, NodeState.OK, NodeState.PROBLEM]
+    assert states[3:] == [NodeState.UNKNOWN, NodeState.UNKNOWN, NodeState.PROBLEM]
 
 
 def test_findings_know_their_jobs_and_racks() -> None:

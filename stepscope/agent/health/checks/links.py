@@ -21,23 +21,52 @@ from stepscope.core.metrics.readings import HOST, Labels, Reading
 from stepscope.core.text.numbers import counted
 
 _MINUTE = 60.0
-_CRC = ("nvlink_crc_flit_errors_total", "nvlink_crc_data_errors_total")
+_LINK_ERRORS = "nvlink_link_errors_total"
+_CRC = (
+    ("nvlink_crc_flit_errors_total", "nvlink_crc_data_errors_total"),
+    ("nvlink_crc_errors_total",),
+)
+_CRC_KINDS = ("crc", "crc_flit", "crc_data")
 _BY_MINUTE = (
-    ("nvlink_replays", Severity.WARNING, "packets sent again", ("nvlink_replay_errors_total",)),
+    (
+        "nvlink_replays",
+        Severity.WARNING,
+        "packets sent again",
+        (("nvlink_replay_errors_total",),),
+        ("replay",),
+    ),
     (
         "nvlink_recoveries",
         Severity.CRITICAL,
         "recoveries of a link",
-        ("nvlink_recovery_errors_total", "nvlink_recoveries_total", "nvlink_recoveries_failed_total"),
+        (("nvlink_recovery_errors_total", "nvlink_recoveries_total", "nvlink_recoveries_failed_total"),),
+        ("recovery", "recoveries", "recoveries_failed"),
     ),
     (
         "nvlink_errors",
         Severity.CRITICAL,
         "errors received or limits passed",
-        ("nvlink_receive_errors_total", "nvlink_integrity_errors_total"),
+        (
+            ("nvlink_receive_errors_total", "nvlink_integrity_errors_total"),
+            ("nvlink_malformed_packets_total", "nvlink_dropped_packets_total"),
+            ("nvlink_remote_errors_total", "nvlink_general_errors_total"),
+            ("nvlink_effective_errors_total",),
+            ("nvlink_symbol_errors_total",),
+        ),
+        (
+            *("receive_errors", "integrity_errors", "malformed_packets", "dropped_packets", "remote_errors"),
+            *("general_errors", "effective_errors", "symbol_errors"),
+        ),
     ),
 )
-"""Code, severity, what is counted, and the counters."""
+"""Code, severity, what is counted, the counters, and the kinds of a single link's errors.
+
+Counters of one group are added up. Groups may count the same errors: the largest counts.
+"""
+_COUNTERS = frozenset(
+    name for groups in (_CRC, *(groups for *_, groups, _ in _BY_MINUTE)) for names in groups for name in names
+)
+_MAX_NAMED_LINKS = 4
 _FABRIC = {
     "not_started": (Severity.CRITICAL, "it has not begun to join the NVLink fabric: is the fabric manager running?"),
     "in_progress": (Severity.WARNING, "it has been joining the NVLink fabric for too long"),
@@ -48,7 +77,20 @@ _ASPECTS = {
     "route": (Severity.CRITICAL, "a route is unhealthy"),
     "route_recovery": (Severity.WARNING, "a route is being recovered"),
     "access_timeout_recovery": (Severity.WARNING, "it recovers from an access that took too long"),
+    "wrong_system_guid": (Severity.CRITICAL, "the system's GUID is wrong"),
+    "wrong_chassis_serial": (Severity.CRITICAL, "the chassis' serial number is wrong"),
+    "no_partition": (Severity.CRITICAL, "it is in no partition"),
+    "too_few_links": (Severity.CRITICAL, "it has too few NVLinks"),
+    "incompatible_firmware": (Severity.CRITICAL, "its firmware does not match the fabric's"),
+    "invalid_location": (Severity.CRITICAL, "its location is invalid"),
+    "invalid_gpu_state": (Severity.CRITICAL, "it is in an invalid state"),
 }
+_OVERALL_ASPECTS = {
+    "configuration": (Severity.CRITICAL, "its configuration is wrong"),
+    "summary": (Severity.CRITICAL, "the driver calls it unhealthy"),
+    "capacity": (Severity.WARNING, "the driver calls its capacity limited"),
+}
+"""These count where no aspect says what it is."""
 
 
 class NvlinkChecks:
@@ -57,44 +99,84 @@ class NvlinkChecks:
     def __init__(self, thresholds: HealthThresholds) -> None:
         self._thresholds = thresholds
         self._windows: dict[str, CounterWindow] = {}
+        self._links: dict[tuple[str, ...], CounterWindow] = {}
+        self._counted_ns: int | None = None
         self._was_up: set[str] = set()
 
     def samples(self, gpu: ObservedGpu) -> Iterator[CheckSample]:
+        self._watch_links(gpu)
         yield from self._checksums(gpu)
-        for code, severity, what, names in _BY_MINUTE:
-            growth, time_ns = self._growth(gpu, names)
+        for code, severity, what, groups, kinds in _BY_MINUTE:
+            growth, time_ns = self._growth(gpu, groups, kinds)
             if time_ns is not None:
                 limit = self._thresholds.nvlink_errors_per_minute
-                message = f"NVLink: {growth:.0f} {what} in a minute"
+                message = f"NVLink: {growth:.0f} {what} in a minute{self._where(kinds)}"
                 evidence = CheckEvidence(severity, Action.RUN_DIAGNOSTICS, message, growth, limit, "errors per minute")
                 yield above(code, time_ns, evidence, leave=0.0, is_new=True)
         yield from self._bit_errors(gpu)
-        yield from self._links(gpu)
+        yield from self._links_up(gpu)
         yield from self._fabric(gpu)
 
-    def _growth(self, gpu: ObservedGpu, names: tuple[str, ...]) -> tuple[float, int | None]:
-        """Growth of the counters together in a minute; the time of the newest, None where none is new."""
-        growth, newest_ns = 0.0, None
-        for name in names:
-            sample = gpu.values.get(name)
-            window = self._windows.get(name)
+    def _watch_links(self, gpu: ObservedGpu) -> None:
+        """Note the growth of each link's errors. A link whose count appears later had none before."""
+        times = [sample.time_ns for name, sample in gpu.values.items() if name in _COUNTERS]
+        for key, sample in gpu.parts.get(_LINK_ERRORS, {}).items():
+            window = self._links.get(key)
             if window is None:
-                window = self._windows[name] = CounterWindow(_MINUTE)
-            if window.add(sample) and sample is not None:
+                window = self._links[key] = CounterWindow(_MINUTE)
+                if self._counted_ns is not None and len(key) > 1:
+                    window.add(TimedValue(0.0, self._counted_ns, sample.source))
+            window.add(sample)
+        self._counted_ns = max(times, default=self._counted_ns)
+
+    def _growth(
+        self, gpu: ObservedGpu, groups: tuple[tuple[str, ...], ...], kinds: tuple[str, ...]
+    ) -> tuple[float, int | None]:
+        """Growth in a minute of the group of counters that grew most; the time of the newest, None where none is new.
+
+        DCGM reports some kinds as a count without a link.
+        """
+        growths, newest_ns = [0.0], None
+        for names in groups:
+            growth = 0.0
+            for name in names:
+                sample = gpu.values.get(name)
+                window = self._windows.setdefault(name, CounterWindow(_MINUTE))
+                if window.add(sample) and sample is not None:
+                    newest_ns = max(newest_ns or 0, sample.time_ns)
+                growth += window.growth
+            growths.append(growth)
+        for key, sample in gpu.parts.get(_LINK_ERRORS, {}).items():
+            if len(key) == 1 and key[0] in kinds:
+                growths.append(self._links[key].growth)
                 newest_ns = max(newest_ns or 0, sample.time_ns)
-            growth += window.growth
-        return growth, newest_ns
+        return max(growths), newest_ns
+
+    def _where(self, kinds: tuple[str, ...]) -> str:
+        """The links that have at least half of the worst one's errors of these kinds, in brackets."""
+        growths: dict[str, float] = {}
+        for (kind, *link), window in self._links.items():
+            if kind in kinds and link:
+                growths[link[0]] = growths.get(link[0], 0.0) + window.growth
+        worst = max(growths.values(), default=0.0)
+        named = sorted((link for link, growth in growths.items() if worst and growth >= worst / 2), key=by_number)
+        if not named:
+            return ""
+        if len(named) > _MAX_NAMED_LINKS:
+            return f" ({counted(len(named), 'link')})"
+        return f" ({'link' if len(named) == 1 else 'links'} {', '.join(named)})"
 
     def _checksums(self, gpu: ObservedGpu) -> Iterator[CheckSample]:
-        growth, time_ns = self._growth(gpu, _CRC)
+        growth, time_ns = self._growth(gpu, _CRC, _CRC_KINDS)
         if time_ns is None:
             return
         rate, limits = growth / _MINUTE, self._thresholds
         limit, severity = limits.nvlink_crc_per_second, Severity.WARNING
-        message = f"NVLink: {rate:,.1f} wrong checksums a second; it still does its work"
+        where = self._where(_CRC_KINDS)
+        message = f"NVLink: {rate:,.1f} wrong checksums a second{where}; it still does its work"
         if rate >= limits.nvlink_crc_critical_per_second:
             limit, severity = limits.nvlink_crc_critical_per_second, Severity.CRITICAL
-            message = f"NVLink: {rate:,.1f} wrong checksums a second: it loses time with sending again"
+            message = f"NVLink: {rate:,.1f} wrong checksums a second{where}: it loses time with sending again"
         evidence = CheckEvidence(severity, Action.RUN_DIAGNOSTICS, message, rate, limit, "errors per second")
         leave = limits.nvlink_crc_per_second / 2
         yield above("nvlink_crc_errors", time_ns, evidence, leave=leave, is_new=True)
@@ -122,13 +204,13 @@ class NvlinkChecks:
         if found:
             yield good("nvlink_bit_errors", max(ratio.time_ns for ratio, _, _ in found))
 
-    def _links(self, gpu: ObservedGpu) -> Iterator[CheckSample]:
+    def _links_up(self, gpu: ObservedGpu) -> Iterator[CheckSample]:
         """Links that were up and are down; those that were never up may be unconnected."""
         links = gpu.by_label("nvlink_up")
         if not links:
             return
         self._was_up |= {link for link, sample in links.items() if sample.value}
-        down = sorted((link for link in self._was_up & links.keys() if not links[link].value), key=_by_number)
+        down = sorted((link for link in self._was_up & links.keys() if not links[link].value), key=by_number)
         time_ns = max(sample.time_ns for sample in links.values())
         if down:
             message = f"NVLink {', '.join(down)} {'is' if len(down) == 1 else 'are'} down and was up before"
@@ -147,7 +229,9 @@ class NvlinkChecks:
             elif state == "completed":
                 yield good("fabric_state", sample.time_ns)
         aspects = gpu.by_label("fabric_health")
-        unhealthy = [_ASPECTS[aspect] for aspect, sample in aspects.items() if aspect in _ASPECTS and not sample.value]
+        wrong = [aspect for aspect, sample in aspects.items() if not sample.value]
+        unhealthy = [_ASPECTS[aspect] for aspect in wrong if aspect in _ASPECTS]
+        unhealthy = unhealthy or [_OVERALL_ASPECTS[aspect] for aspect in _OVERALL_ASPECTS if aspect in wrong][:1]
         if not aspects:
             return
         time_ns = max(sample.time_ns for sample in aspects.values())
@@ -159,7 +243,8 @@ class NvlinkChecks:
             yield good("fabric_unhealthy", time_ns)
 
 
-def _by_number(link: str) -> tuple[int, str]:
+def by_number(link: str) -> tuple[int, str]:
+    """Order of links by their number."""
     return (int(link), link) if link.isdecimal() else (1 << 30, link)
 
 

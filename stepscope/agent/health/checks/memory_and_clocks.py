@@ -36,9 +36,12 @@ class MemoryChecks:
         yield from self._pages(gpu.values)
 
     def _errors(self, values: dict[str, TimedValue], is_contained: bool) -> Iterator[CheckSample]:
-        uncorrected = values.get("ecc_uncorrected_errors_total")
+        of_all, on_die = values.get("ecc_uncorrected_errors_total"), values.get("sram_uncorrected_errors_total")
+        uncorrected = max((one for one in (of_all, on_die) if one), key=lambda one: one.value, default=None)
         if uncorrected is not None:
-            message = f"{counted(uncorrected.value, 'memory error')} could not be corrected since the driver was loaded"
+            where = " on the die (SRAM)" if on_die and uncorrected.value == on_die.value else ""
+            errors = f"{counted(uncorrected.value, 'memory error')}{where}"
+            message = f"{errors} could not be corrected since the driver was loaded"
             severity, action = Severity.CRITICAL, Action.RESET_GPU
             if is_contained:
                 severity, action = Severity.WARNING, Action.RESTART_APP
@@ -61,6 +64,10 @@ class MemoryChecks:
 
     def _rows(self, values: dict[str, TimedValue]) -> Iterator[CheckSample]:
         failed, pending = values.get("row_remap_failed"), values.get("row_remap_pending")
+        exceeded = values.get("sram_threshold_exceeded")
+        if exceeded is not None:
+            message = "the memory on the die (SRAM) had more errors than NVIDIA allows: rows of it cannot be replaced"
+            yield _flag("sram_threshold", exceeded, Severity.CRITICAL, Action.REPLACE, message)
         if failed is not None:
             message = "a damaged row of memory could not be replaced"
             yield _flag("row_remap_failed", failed, Severity.CRITICAL, Action.REPLACE, message)
