@@ -183,24 +183,27 @@ def status_command(context: click.Context, clients: list[AgentClient], as_json: 
     """List what is wrong with the GPUs of one or many machines, and what to do about it.
 
     Exits with status 0 when there are at most notes (info), 1 when anything is wrong or an agent does not answer,
-    4 when no agent answers.
+    4 when no agent answers, or nothing is known of any GPU: no driver is there.
     """
     from stepscope.workflow.nodes.answers import answers_of, check_answers
-    from stepscope.workflow.nodes.status import status_of
+    from stepscope.workflow.nodes.status import is_nothing_known, status_of
 
     answers = answers_of(clients)
     report = status_of(answers)
-    click.echo(json.dumps(asdict(report)) if as_json else "\n".join(_status_lines(report)))
+    is_unknown = is_nothing_known(report)
+    click.echo(json.dumps(asdict(report)) if as_json else "\n".join(_status_lines(report, is_unknown=is_unknown)))
     check_answers(answers)
-    context.exit(1 if _wrong_findings(report) else 0)
+    context.exit(4 if is_unknown else 1 if _wrong_findings(report) else 0)
 
 
-def _status_lines(report: StatusReport) -> list[str]:
+def _status_lines(report: StatusReport, *, is_unknown: bool) -> list[str]:
     num_gpus = sum(node.num_gpus for node in report.nodes)
     wrong = _wrong_findings(report)
     num_notes = len(report.findings) - len(wrong)
     parts = [counted(len(wrong), "finding")] if report.findings else ["nothing is wrong"]
-    if wrong:
+    if is_unknown:
+        parts = ["nothing is known of their health"]
+    elif wrong:
         sick = {(finding.agent, finding.gpu) for finding in wrong if finding.gpu}
         parts.append(f"{counted(len(sick), 'GPU')} not well")
     if num_notes:

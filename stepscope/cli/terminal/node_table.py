@@ -78,8 +78,9 @@ def _rows(answer: NodeAnswer, now: float) -> Iterator[Sequence[Text | str]]:
     for device in node.devices:
         yield _row(node, device, age)
     if not node.devices and not answer.error:
-        why = next((f"{one.name}: {one.reason}" for one in node.sources if one.name == "nvml" and not one.is_up), "")
-        yield (_text(node.host), *([""] * (len(_COLUMNS) - 2)), _text(f"no GPU {why}".strip(), "dim"))
+        why = next((f" ({one.reason})" for one in node.sources if one.name == "nvml" and not one.is_up), "")
+        what = f"unknown: no GPU driver answers{why}" if why else "unknown: no GPU is known there"
+        yield (_text(node.host), *([""] * (len(_COLUMNS) - 2)), _text(what, "dim"))
 
 
 def _shown_host(answer: NodeAnswer) -> str:

@@ -169,7 +169,7 @@ def node_document(node: Node) -> dict[str, Any]:
 
 def _rank_document(one: TrainingRank) -> dict[str, Any]:
     hello = asdict(one.hello)
-    del hello["version"]
+    del hello["version"], hello["wants"]
     heartbeat = asdict(one.heartbeat) if one.heartbeat else {}
     return {
         **hello,
@@ -227,7 +227,7 @@ class StatusFinding:
         agent: address of the agent that reports it, or does not answer.
         host: name of the machine; empty if not known.
         gpu, uuid: of the device; empty for the machine.
-        code: "agent_unreachable", "source_down", "gpu_down", or a health event's code.
+        code: "agent_unreachable", "health_unknown", "source_down", "gpu_down", or a health event's code.
         severity: critical or warning; info is a note that may be no problem.
         message: one line for people.
         action: what to do, for people; empty if not known.

@@ -35,7 +35,8 @@ AGENT_METRICS: tuple[Metric, ...] = (
     _agent("probe_timeouts_total", "Answers of probe processes that timed out."),
     _agent("probe_crashes_total", "Probe processes that crashed."),
     _agent("probes_left_behind", "Killed probe processes that still hang in the kernel.", default=_ALL),
-    _agent("log_lines_dropped_total", "Lines that the agent's log did not take: nobody read it, or its disk is full."),
+    _agent("log_lines_dropped_total", "Lines that the agent's log did not take: nobody read it, or its disk is full.",
+           default=_ALL),
     _agent("xids_untold_total", "XIDs that are counted but not logged, as too many came at once."),
 )
 
@@ -66,6 +67,7 @@ TRAINING_METRICS: tuple[Metric, ...] = (
     _kineto("rejected_total", "Datagrams to the Kineto socket that were not valid requests."),
     _link("refused_total", "Connections that the agent closed, by reason.", "reason"),
     _link("series_left_out", "Series of a user's training processes beyond the user's budget.", "uid"),
+    _link("counters_left_total", "Processes that get no more counters, as they did not read them."),
     _kineto("refused_total", "Polls of processes beyond the largest number of processes of a user, or of all."),
 )
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from stepscope.core.documents import node as node_documents
 from stepscope.core.hardware.devices import device_in
-from stepscope.core.hardware.health import NOTES, Severity
+from stepscope.core.hardware.health import NOTES, HealthState, Severity
 from stepscope.core.metrics.readings import MissingReason
 from stepscope.workflow.nodes.answers import NodeAnswer, silent_agents
 
@@ -18,6 +18,7 @@ _NORMAL_OF = {
     "kubelet": MissingReason.NO_PERMISSION.value,  # its socket is root's
     "kineto": MissingReason.TAKEN.value,  # dynolog runs; an agent whose setting requires it does not start
 }
+_UNREACHABLE, _UNKNOWN = "agent_unreachable", "health_unknown"
 _COUNTED = (Severity.CRITICAL, Severity.WARNING)
 _ORDER = (*_COUNTED, Severity.INFO)
 _PROBLEMS = frozenset({"hang"})
@@ -47,9 +48,7 @@ def _findings(answer: NodeAnswer) -> Iterator[node_documents.StatusFinding]:
     if answer.error or node is None:
         host, message = node.host if node else "", answer.error or "it has not answered yet"
         next_step = "is the machine up? systemctl status stepscope-agent"
-        yield node_documents.StatusFinding(
-            answer.agent, host, "", "", "agent_unreachable", "critical", message, next_step
-        )
+        yield node_documents.StatusFinding(answer.agent, host, "", "", _UNREACHABLE, "critical", message, next_step)
         return
     names = {one.device.key: one.device.name for one in node.devices}
     reported = set()
@@ -71,6 +70,10 @@ def _findings(answer: NodeAnswer) -> Iterator[node_documents.StatusFinding]:
                 event.action.line,
             )
     yield from _sources_down(answer.agent, node)
+    if why := why_unknown(node):
+        next_step = "stepscope doctor on that machine says what is missing; leave out machines without GPUs"
+        message = f"whether its GPUs are well is not known: {why}"
+        yield node_documents.StatusFinding(answer.agent, node.host, "", "", _UNKNOWN, "warning", message, next_step)
     of_driver = {source.reason for source in node.sources if source.name == "nvml" and not source.is_up}
     for one in node.devices:  # a driver that answers for no GPU is one finding above
         device = one.device
@@ -87,6 +90,24 @@ def _findings(answer: NodeAnswer) -> Iterator[node_documents.StatusFinding]:
             yield node_documents.StatusFinding(
                 answer.agent, node.host, gpu, device.uuid, finding.code, "warning", finding.message
             )
+
+
+def is_nothing_known(report: node_documents.StatusReport) -> bool:
+    """Whether the status of the nodes says no more than that nothing can be known of any of them."""
+    codes = {finding.code for finding in report.findings if finding.severity != Severity.INFO}
+    unknown = {finding.agent for finding in report.findings if finding.code in (_UNKNOWN, _UNREACHABLE)}
+    return codes <= {_UNKNOWN, _UNREACHABLE} and unknown >= {node.agent for node in report.nodes}
+
+
+def why_unknown(node: node_documents.Node) -> str:
+    """Why nothing is known of the health of a node's GPUs; empty where something is, or a finding says why."""
+    if any(one.is_up is False or (one.health and one.health.state is not HealthState.UNKNOWN) for one in node.devices):
+        return ""
+    driver = next((source for source in node.sources if source.name == _GPUS), None)
+    if driver is None or driver.is_up:
+        return "its GPUs were not checked yet" if node.devices else "no GPU is known there"
+    is_finding = driver.reason not in _NORMAL
+    return "" if is_finding else f"no GPU driver answers ({driver.reason}: {driver.detail})"
 
 
 def _sources_down(agent: str, node: node_documents.Node) -> Iterator[node_documents.StatusFinding]:

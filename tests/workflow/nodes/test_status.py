@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from stepscope.core.hardware.devices import Device
-from stepscope.core.hardware.health import Action, Severity
+from stepscope.core.hardware.health import Action, Health, HealthState, Severity
 from stepscope.workflow.nodes.answers import NodeAnswer
-from stepscope.workflow.nodes.status import status_of
+from stepscope.workflow.nodes.status import is_nothing_known, status_of
 from tests.workflow.nodes.made_nodes import device, event, finding, node, source
 
 _URL = "http://n1:9455"
@@ -25,6 +25,35 @@ def test_nothing_is_wrong() -> None:
     assert report.findings == ()
     (told,) = report.nodes
     assert (told.host, told.num_gpus, told.is_reachable) == ("n1", 2, True)
+
+
+def test_a_machine_without_a_driver_is_not_known_to_be_well() -> None:
+    without = node(sources=(source("nvml", "not_installed"), source("kubelet", "no_permission")))
+    report = status_of([NodeAnswer(_URL, without)])
+    (unknown,) = report.findings
+    assert (unknown.code, unknown.severity, unknown.gpu) == ("health_unknown", "warning", "")
+    assert unknown.message == "whether its GPUs are well is not known: no GPU driver answers (not_installed: why)"
+    assert unknown.action.startswith("stepscope doctor ")
+    assert is_nothing_known(report)
+    silent = NodeAnswer("http://n2:9455", error="connection refused")
+    assert is_nothing_known(status_of([NodeAnswer(_URL, without), silent]))
+    well = NodeAnswer("http://n3:9455", node(device(0)))
+    mixed = status_of([NodeAnswer(_URL, without), well])
+    assert [one.code for one in mixed.findings] == ["health_unknown"]
+    assert not is_nothing_known(mixed)
+    assert not is_nothing_known(status_of([well]))
+
+
+def test_what_is_known_without_a_driver() -> None:
+    no_driver = (source("nvml", "not_installed"),)
+    assert _codes(NodeAnswer(_URL, node(device(0), sources=no_driver))) == []  # dcgm-exporter reads it
+    unchecked = device(0, health=Health(HealthState.UNKNOWN, "nothing was looked at yet"))
+    assert _codes(NodeAnswer(_URL, node(unchecked))) == [("", "health_unknown", "warning")]
+    assert _codes(NodeAnswer(_URL, node())) == [("", "health_unknown", "warning")]  # a driver that knows no GPU
+    broken = node(sources=no_driver, events=(event(),))
+    assert not is_nothing_known(status_of([NodeAnswer(_URL, broken)]))
+    hangs = node(sources=(source("nvml", "timed_out"),))
+    assert _codes(NodeAnswer(_URL, hangs)) == [("", "source_down", "critical")]
 
 
 def test_open_events_and_no_others() -> None:
