@@ -241,6 +241,7 @@ _ERRORS = tuple(f"DCGM_FI_DEV_NVLINK_{kind}_ERROR_COUNT_TOTAL" for kind in ("CRC
     [
         (dict.fromkeys(_ERRORS, 1), 0, Severity.INFO),  # an error of long ago: DCGM fails the GPU until a reset
         (dict.fromkeys(_ERRORS, 1), 1, Severity.CRITICAL),
+        ({**dict.fromkeys(_ERRORS[1:], 1), "DCGM_FI_DEV_NVLINK_ERROR_DL_CRC": 1}, 0, Severity.INFO),
         ({_ERRORS[0]: 1}, 0, Severity.CRITICAL),  # the others may grow
         ({}, 0, Severity.CRITICAL),
     ],

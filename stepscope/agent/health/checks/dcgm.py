@@ -16,7 +16,8 @@ _POWER_CAP = frozenset({"DCGM_FR_CLOCK_THROTTLE_POWER", "DCGM_FR_CLOCKS_EVENT_PO
 _OVER_CAP = 1.1
 """A draw of more than this times the cap is not what the cap is for; short peaks above it are usual."""
 _MINUTES = 10
-_UP_TO_NVLINK_4 = ("nvlink_replay_errors_total", "nvlink_recovery_errors_total", "nvlink_crc_flit_errors_total")
+_UP_TO_NVLINK_4 = ("nvlink_replay_errors_total", "nvlink_recovery_errors_total")
+_CRC = ("nvlink_crc_errors_total", "nvlink_crc_flit_errors_total", "nvlink_crc_data_errors_total")
 _FROM_NVLINK_5 = tuple(
     f"nvlink_{kind}_total"
     for kind in (
@@ -30,14 +31,15 @@ class _NvlinkErrors:
     """Whether the NVLink errors of a GPU grow: for DCGM a single one since the driver's start is a fault."""
 
     def __init__(self) -> None:
-        names = (*_UP_TO_NVLINK_4, "nvlink_crc_data_errors_total", "nvlink_crc_errors_total", *_FROM_NVLINK_5)
+        names = (*_UP_TO_NVLINK_4, *_CRC, *_FROM_NVLINK_5)
         self._windows = {name: CounterWindow(_MINUTES * 60.0) for name in names}
         self._is_known = False
         self.is_read = False
 
     def add(self, gpu: ObservedGpu) -> None:
         """Add the newest values; only all of a GPU's counters show that there are no errors."""
-        self.is_read = any(all(name in gpu.values for name in names) for names in (_UP_TO_NVLINK_4, _FROM_NVLINK_5))
+        has_old = all(name in gpu.values for name in _UP_TO_NVLINK_4) and any(name in gpu.values for name in _CRC)
+        self.is_read = has_old or all(name in gpu.values for name in _FROM_NVLINK_5)
         num_new = sum(window.add(gpu.values.get(name)) for name, window in self._windows.items())
         self._is_known = self.is_read and (self._is_known or num_new > 0)
 
