@@ -38,6 +38,7 @@ from stepscope.collectors.dcgm_exporter.page import dcgm_endpoint_of
 from stepscope.collectors.kineto_daemon.backend import KinetoBackend
 from stepscope.core.documents.node import Node
 from stepscope.core.errors import UsageError
+from stepscope.core.process import trim_memory
 
 
 class Agent:
@@ -110,6 +111,7 @@ class Agent:
             with sources, server, self._counters or nullcontext():
                 say(f"{server.url}/metrics serves the metrics")
                 if wait_for_sources(sources, stop):
+                    trim_memory()
                     line = summary_of_sources(sources.states())
                     say(line)
                     systemd.ready(line)
