@@ -26,6 +26,7 @@ from stepscope.agent.gpus.supervisor import ProbeTiming
 from stepscope.agent.polling import STALE_SECONDS
 from stepscope.agent.sources import GPUS, AgentSources, summary_of_sources, wait_for_sources
 from stepscope.agent.state_directory import StateLock, agent_token, state_directory
+from stepscope.agent.training_link.counter_feed import CounterFeed
 from stepscope.agent.training_link.server import TrainingServer
 from stepscope.agent.web.endpoints import api_routes, capture_routes, node_of, page_routes
 from stepscope.agent.web.routes import Access
@@ -35,6 +36,7 @@ from stepscope.collectors.dcgm_exporter.page import dcgm_endpoint_of
 from stepscope.collectors.kineto_daemon.backend import KinetoBackend
 from stepscope.core.documents.node import Node
 from stepscope.core.errors import UsageError
+from stepscope.core.process import trim_memory
 
 
 class Agent:
@@ -60,6 +62,10 @@ class Agent:
         self._sources = agent_sources_of(configuration, self._training, self._kineto)
         self._host = node_name(settings.jobs.node)
         self._state_directory = state_directory(settings.state.directory)
+        interval = settings.gpus.interval
+        self._counters = (
+            CounterFeed(self._training, self._sources.states, interval=interval) if self._training else None
+        )
         backends: list[CaptureBackend] = [] if self._training is None else [ProfileCaptureBackend(self._training)]
         self._captures = AgentCaptureCoordinator(
             backends if self._kineto is None else [*backends, self._kineto],
@@ -98,9 +104,10 @@ class Agent:
             api = api_routes(self._node, scheme="https" if guard.context() else "http", host=self._host)
             routes = (*page_routes(page, sources.states), *api, *capture_routes(captures))
             server = AgentServer(self.address, routes, access, guard)
-            with sources, server:
+            with sources, server, self._counters or nullcontext():
                 say(f"{server.url}/metrics serves the metrics")
                 if wait_for_sources(sources, stop):
+                    trim_memory()
                     line = summary_of_sources(sources.states())
                     say(line)
                     systemd.ready(line)

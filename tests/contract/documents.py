@@ -29,7 +29,7 @@ from stepscope.agent.web.endpoints import api_routes, capture_routes
 from stepscope.agent.web.routes import Request, Route
 from stepscope.cli import root
 from stepscope.cli.nodes import _capture_document as capture_document
-from stepscope.cli.nodes import _print_nodes as print_top
+from stepscope.cli.nodes import _print_document as print_top
 from stepscope.cli.workload.suite import _print_cases as print_cases
 from stepscope.core.documents.analysis import Analysis, CaptureAnalyses
 from stepscope.core.documents.comparison import Comparison
@@ -134,7 +134,7 @@ def _with_schema() -> Iterator[list[Any]]:
     yield [configuration | {"keys": {ANY_KEY: one}} for one in configuration["keys"].values()]
     yield [_with_any_label(_answer(_node_routes(one)[0], "/api/v1/node")) for one in samples(Node)]
     yield from _captures()
-    (top,) = _printed(lambda: print_top(samples(NodeAnswer), samples(Notice), as_json=True))
+    (top,) = _printed(lambda: print_top(samples(NodeAnswer), samples(Notice)))
     yield [top | {"nodes": [one | {"node": one["node"] and _with_any_label(one["node"])} for one in top["nodes"]]}]
     yield from _of_training()
     yield from _of_workloads()

@@ -65,6 +65,9 @@ def health_hysteresis_of(thresholds: HealthThresholds) -> dict[str, Hysteresis]:
         "nvlink_down": Hysteresis(thresholds.hung_seconds, 60.0),
         "fabric_state": Hysteresis(thresholds.fabric_seconds, 60.0),
         "fabric_unhealthy": Hysteresis(thresholds.hung_seconds, 60.0),
+        "nvswitch_errors": errors,
+        "nvswitch_link_down": Hysteresis(thresholds.hung_seconds, 60.0),
+        "nvswitch_reset": Hysteresis(0.0, 60.0),
         # heat and power
         "thermal_violation": errors,
         "temperature_margin": Hysteresis(10.0, 120.0),

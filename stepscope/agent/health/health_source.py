@@ -12,7 +12,8 @@ from stepscope.agent.config.settings import HealthThresholds
 from stepscope.agent.health.checks.driver import AnswerChecks, DriverChecks
 from stepscope.agent.health.checks.links import NvlinkChecks, PcieChecks, PortChecks
 from stepscope.agent.health.checks.memory_and_clocks import MemoryChecks, SlowdownChecks
-from stepscope.agent.health.checks.xids import SwitchChecks, XidChecks
+from stepscope.agent.health.checks.switches import SwitchChecks
+from stepscope.agent.health.checks.xids import XidChecks
 from stepscope.agent.health.episodes import HealthEpisodes, Hysteresis, health_hysteresis_of
 from stepscope.agent.health.samples import CheckSample, HealthObserver, ObservedGpu, ObservedMachine
 from stepscope.agent.polling import SourceState
@@ -100,7 +101,7 @@ _UNCHECKED_SECONDS = 300.0
 """Without a sample for so long, a check counts as not done."""
 _ONLY_BY_XIDS = frozenset({"xid_earlier", "xid_repeats"})
 """Codes that need no values of their own and never count as not checked."""
-_OF_MACHINE = ("driver_", "gpu_count", "infiniband_")
+_OF_MACHINE = ("driver_", "gpu_count", "infiniband_", "nvswitch_")
 
 
 class GpuCheck(Protocol):
@@ -138,7 +139,7 @@ class HealthWatch:
         self._xids = XidChecks(thresholds)
         self._driver = DriverChecks(thresholds)
         self._ports = PortChecks()
-        self._switches = SwitchChecks()
+        self._switches = SwitchChecks(thresholds)
 
     def step(self, observed: ObservedMachine, now_ns: int) -> list[HealthEvent]:
         """Check an observation; the events that began or ended with it, in order."""

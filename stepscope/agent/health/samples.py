@@ -183,7 +183,7 @@ _WHOSE = frozenset({"gpu", "uuid", "pci_bus_id"})
 _OF_GPU = {
     GPU + name: name
     for name in (
-        *("utilization_ratio", "energy_joules_total", "up"),
+        *("utilization_ratio", "power_watts", "power_limit_watts", "energy_joules_total", "up"),
         *("ecc_corrected_errors_total", "ecc_uncorrected_errors_total", "row_remap_failed", "row_remap_pending"),
         *("remapped_rows_uncorrected_total", "retired_pages_corrected_total", "retired_pages_uncorrected_total"),
         "retired_pages_pending",
@@ -205,7 +205,11 @@ _OF_GPU = {
 _NOT_DATED = frozenset({"xid_errors_total"})
 """A count with the time of its last event stays true."""
 _OF_MACHINE = frozenset(
-    {HOST + "infiniband_up", HOST + "infiniband_errors_total", SWITCH + "sxid_errors_total", SWITCH + "sxid_fatal_last"}
+    {
+        *(HOST + "infiniband_up", HOST + "infiniband_errors_total"),
+        *(SWITCH + "sxid_errors_total", SWITCH + "sxid_fatal_last", SWITCH + "reset_required", SWITCH + "link_status"),
+        *(SWITCH + f"link_{kind}_errors_total" for kind in ("replay", "recovery", "flit", "crc")),
+    }
 )
 _INFO = GPU + "info"
 _MAX_LABEL_SETS = 20_000

@@ -67,6 +67,7 @@ TRAINING_METRICS: tuple[Metric, ...] = (
     _kineto("rejected_total", "Datagrams to the Kineto socket that were not valid requests."),
     _link("refused_total", "Connections that the agent closed, by reason.", "reason"),
     _link("series_left_out", "Series of a user's training processes beyond the user's budget.", "uid"),
+    _link("counters_left_total", "Processes that get no more counters, as they did not read them."),
     _kineto("refused_total", "Polls of processes beyond the largest number of processes of a user, or of all."),
 )
 

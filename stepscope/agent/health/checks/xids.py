@@ -1,20 +1,15 @@
-"""Checks of XIDs of GPUs, alone and together, and of SXids of NVSwitches.
-
-The kernel log has each SXid, DCGM reports the last.
-"""
+"""Checks of XIDs of GPUs, alone and together."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from stepscope.agent.config.settings import HealthThresholds
 from stepscope.agent.health.samples import CheckEvidence, CheckSample, ObservedGpu, SampleState, TimedValue, bad, good
 from stepscope.core.hardware.health import Action, Severity
-from stepscope.core.hardware.xids import FOLLOWERS, LOST_XID, MEMORY_XIDS, REPEATABLE, XidClass, sxid_of, xid_of
-from stepscope.core.metrics.gpu import SWITCH
-from stepscope.core.metrics.readings import Labels, Reading
+from stepscope.core.hardware.xids import FOLLOWERS, LOST_XID, MEMORY_XIDS, REPEATABLE, XidClass, xid_of
 from stepscope.core.text.numbers import counted
 
 _UNTIL_RESET = frozenset({Action.RESET_GPU, Action.DRAIN, Action.REBOOT, Action.CHECK_MECHANICALS})
@@ -206,50 +201,3 @@ def _new_xids(gpu: _Gpu, observed: ObservedGpu) -> list[tuple[int, int]]:
             gpu.reported_ns[xid] = time_ns
             new.append((xid, 1))
     return new
-
-
-class SwitchChecks:
-    """Health checks of the SXids of all NVSwitches."""
-
-    def __init__(self) -> None:
-        self._counts: dict[Labels, float] = {}
-        self._last: dict[Labels, float] = {}
-        self._until_quiet: set[tuple[Labels, str]] = set()
-        self._until_reset: set[tuple[Labels, str]] = set()
-
-    def samples(
-        self, readings: Iterable[tuple[Reading, str]], now_ns: int, *, was_reset: bool
-    ) -> Iterator[tuple[Labels, CheckSample]]:
-        """Results for the SXids since the last call, with the labels of the switch.
-
-        Args:
-            readings: of the switches, with the names of their sources.
-        """
-        if was_reset:
-            yield from (
-                (switch, CheckSample(code, now_ns, SampleState.OVER)) for switch, code in sorted(self._until_reset)
-            )
-            self._until_reset.clear()
-        for reading, _ in readings:
-            if reading.metric == SWITCH + "sxid_errors_total":
-                labels = dict(reading.labels)
-                count = int(reading.value - self._counts.get(reading.labels, 0.0))
-                self._counts[reading.labels] = reading.value
-                number, is_fatal = int(labels["sxid"]), labels["severity"] == "fatal"
-                if count > 0:
-                    switch: Labels = (("pci_bus_id", labels["pci_bus_id"]),)
-                    yield switch, self._comes(switch, number, now_ns, count, is_fatal=is_fatal)
-            elif reading.metric == SWITCH + "sxid_fatal_last":
-                before = self._last.get(reading.labels)
-                self._last[reading.labels] = reading.value
-                if before is not None and reading.value not in (0.0, before):  # the first may be of long ago
-                    yield reading.labels, self._comes(reading.labels, int(reading.value), now_ns, 1, is_fatal=True)
-        for place, code in sorted(self._until_quiet):
-            yield place, good(code, now_ns)
-
-    def _comes(self, switch: Labels, number: int, now_ns: int, count: int, *, is_fatal: bool) -> CheckSample:
-        sxid, code = sxid_of(number, is_fatal=is_fatal), f"sxid_{number}"
-        is_critical = sxid.severity is Severity.CRITICAL
-        (self._until_reset if is_critical else self._until_quiet).add((switch, code))
-        evidence = CheckEvidence(sxid.severity, sxid.action, f"SXid {number}: {sxid.sentence}")
-        return bad(code, now_ns, evidence, count=count, is_new=True)
