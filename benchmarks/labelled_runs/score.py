@@ -48,6 +48,7 @@ STEP_TOLERANCE: Final = {
     "ranks": 0.1,
     "headroom": 0.2,
     "communication": 0.2,
+    "exchange": 0.2,
     "several": 0.15,
 }
 """Of the step after the fix or a change, by lane; virtual hosts differ."""

@@ -8,7 +8,6 @@ import os
 import sys
 from contextlib import suppress
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, distribution
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, NoReturn
@@ -190,6 +189,8 @@ _EXTRA_OF = {
 
 def _install_command(extra: str) -> str:
     """How to add an extra: by name where stepscope is installed, which needs no index; else from this checkout."""
+    from importlib.metadata import PackageNotFoundError, distribution  # 3 MB that only this error needs
+
     try:
         distribution("stepscope")
     except PackageNotFoundError:

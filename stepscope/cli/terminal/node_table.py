@@ -47,16 +47,17 @@ def node_table(answers: Sequence[NodeAnswer], now: float) -> Group:
     for answer in answers:
         for row in _rows(answer, now):
             table.add_row(*row)
-    return Group(_summary(answers), table)
+    return Group(summary_line(answers), table)
 
 
-def _summary(answers: Sequence[NodeAnswer]) -> Text:
+def summary_line(answers: Sequence[NodeAnswer]) -> Text:
+    """Line above the table: machines, GPUs, how busy they are, their power, agents that do not answer."""
     devices = [one for answer in answers if answer.node and not answer.error for one in answer.node.devices]
     gpus = [one for one in devices if not one.device.instance]
     parts = [counted(len(answers), "machine"), counted(len(gpus), "GPU")]
     busy = [one.values["utilization_ratio"] for one in gpus if "utilization_ratio" in one.values]
     if busy:
-        parts.append(f"{_percent(sum(busy) / len(busy))} busy")
+        parts.append(f"{percent_text(sum(busy) / len(busy))} busy")
     watts = [one.values["power_watts"] for one in gpus if "power_watts" in one.values]
     if watts:
         parts.append(f"{sum(watts) / 1000:,.1f} kW")
@@ -95,9 +96,9 @@ def _row(node: Node, device: NodeDevice, age: float) -> Sequence[Text | str]:
         " ".join(filter(None, (device.device.name, device.device.profile))),
         _job(device),
         UNKNOWN if device.spent is None else cause_phrase(device.spent.cause),
-        _percent(values.get("utilization_ratio")),
-        _percent(values.get("tensor_active_ratio")),
-        _percent(values.get("dram_active_ratio")),
+        percent_text(values.get("utilization_ratio")),
+        percent_text(values.get("tensor_active_ratio")),
+        percent_text(values.get("dram_active_ratio")),
         _of(values.get("power_watts"), values.get("power_limit_watts"), 1.0),
         _of(values.get("memory_used_bytes"), values.get("memory_total_bytes"), 1 << 30),
         _number(values.get("temperature_celsius")),
@@ -135,7 +136,8 @@ def _text(text: str, style: str = "") -> Text:
     return Text(printable(text), style=style)
 
 
-def _percent(ratio: float | None) -> str:
+def percent_text(ratio: float | None) -> str:
+    """A ratio in whole percent; a dash if it is not known."""
     return UNKNOWN if ratio is None else f"{100 * ratio:.0f}%"
 
 
