@@ -24,12 +24,14 @@ from stepscope.agent.exporter.exposition import CATALOGUE
 from stepscope.agent.exporter.metrics_page import DcgmNames, MetricsPage
 from stepscope.agent.exporter.selection import selected_series
 from stepscope.agent.gpus.supervisor import ProbeTiming
+from stepscope.agent.health.health_store import HealthStore
 from stepscope.agent.polling import STALE_SECONDS
 from stepscope.agent.sources import GPUS, AgentSources, summary_of_sources, wait_for_sources
 from stepscope.agent.state_directory import StateLock, agent_token, state_directory
 from stepscope.agent.training_link.counter_feed import CounterFeed
 from stepscope.agent.training_link.server import TrainingServer
 from stepscope.agent.web.endpoints import api_routes, capture_routes, node_of, page_routes
+from stepscope.agent.web.health_routes import health_routes
 from stepscope.agent.web.routes import Access
 from stepscope.agent.web.server import AgentServer, listen_address_of
 from stepscope.agent.web.web_config import WebConfigReloader
@@ -64,9 +66,11 @@ class Agent:
         self._dcgm_names = DcgmNames(settings.dcgm.names) if settings.dcgm.names else None
         self._training = _training(configuration)
         self._kineto = _kineto(configuration)
-        self._sources = agent_sources_of(configuration, self._training, self._kineto)
         self._host = node_name(settings.jobs.node)
         self._state_directory = state_directory(settings.state.directory)
+        self._lock = StateLock(self._state_directory)
+        health_store = HealthStore(self._state_directory, may_write=lambda: self._lock.is_held)
+        self._sources = agent_sources_of(configuration, self._training, self._kineto, health_store)
         interval = settings.gpus.interval
         self._counters = (
             CounterFeed(self._training, self._sources.states, interval=interval) if self._training else None
@@ -102,14 +106,14 @@ class Agent:
             hostname=self._host,
             log_lines_dropped=log_lines_dropped,
         )
-        lock = StateLock(self._state_directory)
         # the lock first and last: an agent that is refused has touched nothing, one that ends has released everything
-        with lock, self._training or nullcontext(), self._kineto or nullcontext(), captures:
+        with self._lock, self._training or nullcontext(), self._kineto or nullcontext(), captures:
             access = Access(agent_token(self._state_directory, self._token_file), guard)
             scheme = "https" if guard.context() else "http"
             groups = self._targets.groups if self._targets else None
             api = api_routes(self._node, scheme=scheme, host=self._host, targets=groups)
-            routes = (*page_routes(page, sources.states), *api, *capture_routes(captures))
+            health = health_routes(sources.health, host=self._host)
+            routes = (*page_routes(page, sources.states), *api, *health, *capture_routes(captures))
             server = AgentServer(self.address, routes, access, guard)
             with sources, server, self._counters or nullcontext(), self._targets or nullcontext():
                 say(f"{server.url}/metrics serves the metrics")
@@ -139,7 +143,10 @@ class Agent:
 
 
 def agent_sources_of(
-    configuration: Configuration, training: TrainingServer | None = None, kineto: KinetoBackend | None = None
+    configuration: Configuration,
+    training: TrainingServer | None = None,
+    kineto: KinetoBackend | None = None,
+    health_store: HealthStore | None = None,
 ) -> AgentSources:
     """The sources that an agent with these settings reads; see `Agent`."""
     settings = configuration.settings
@@ -159,6 +166,7 @@ def agent_sources_of(
         nccl_ras=address,
         thresholds=settings.health,
         jobs=settings.jobs,
+        health_store=health_store,
     )
 
 

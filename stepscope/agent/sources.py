@@ -19,6 +19,8 @@ from stepscope.agent.gpus.probes import GpuProbes
 from stepscope.agent.gpus.supervisor import ProbeTiming
 from stepscope.agent.hangs.hang_detection import HangSource, NcclRasSource
 from stepscope.agent.health.health_source import HealthSource
+from stepscope.agent.health.health_store import HealthStore
+from stepscope.agent.health.memory import HealthMemory
 from stepscope.agent.jobs.job_collector import job_sources
 from stepscope.agent.polling import ScheduledSource, SharedThread, SourceState
 from stepscope.agent.training_link.server import TrainingServer
@@ -56,6 +58,7 @@ class AgentSources:
         training: server of training processes; opened and closed by the caller.
         kineto: server of processes without stepscope; opened and closed by the caller.
         nccl_ras: host and port of NCCL's RAS service; None: it is not asked.
+        health_store: keeps health over a restart; None: it is not kept.
 
     Attributes:
         health, fleet: sources derived from the others.
@@ -73,15 +76,15 @@ class AgentSources:
         kineto: KinetoBackend | None = None,
         nccl_ras: tuple[str, int] | None = None,
         thresholds: HealthThresholds | None = None,
+        health_store: HealthStore | None = None,
     ) -> None:
         timing = timing or ProbeTiming()
         self._probes = GpuProbes(timing, environment=environment)
         self._kernel_log = KernelLog()
         gpus = GpuSource(self._probes, quiet_seconds=timing.deadline + _NEW_PROCESS_SECONDS)
         self._gpus = ScheduledSource(GPUS, gpus, interval=timing.interval, patience=_GPU_PATIENCE_SECONDS)
-        kernel_log = ScheduledSource(
-            "kernel_log", KernelLogSource(self._kernel_log, self._probes), interval=timing.interval
-        )
+        kernel_errors = KernelLogSource(self._kernel_log, self._probes)
+        kernel_log = ScheduledSource("kernel_log", kernel_errors, interval=timing.interval)
         together = [self._gpus, kernel_log]
         host_interval = max(timing.interval, _HOST_SECONDS)
         self._sources = [
@@ -111,7 +114,8 @@ class AgentSources:
             self._sources.append(ScheduledSource("kineto", KinetoSource(kineto), interval=host_interval))
         self._jobs, self._of_jobs = job_sources(lambda: [source.state() for source in of_gpus], jobs or JobSettings())
         self._sources += self._of_jobs
-        self.health = HealthSource(self._read_states, GPUS, thresholds=thresholds)
+        self._memory = HealthMemory(health_store, kernel_errors) if health_store is not None else None
+        self.health = HealthSource(self._read_states, GPUS, thresholds=thresholds, memory=self._memory)
         health_interval = max(timing.interval, _HEALTH_SECONDS)
         self.fleet = FleetSource(self._read_states, self.assignments)
         classes = ScheduledSource("fleet_class", self.fleet, interval=timing.interval)
@@ -124,6 +128,10 @@ class AgentSources:
     def __enter__(self) -> AgentSources:
         with ExitStack() as opening:
             opening.enter_context(self._kernel_log)
+            if self._memory is not None:
+                opening.enter_context(self._memory)
+                self.health.resume()
+                opening.callback(self.health.leave)  # once nothing is read any more
             opening.enter_context(self._probes)
             for thread in self._threads:
                 opening.enter_context(thread)

@@ -107,7 +107,7 @@ def _scrape_config(folder: Path, agent: str) -> Path:
     job = {"job_name": "stepscope", **access, "http_sd_configs": [{"url": f"{agent}/sd", **access}]}
     document = {
         "global": {"scrape_interval": "2s", "scrape_timeout": "2s", "evaluation_interval": "1s"},
-        "rule_files": [str(DEPLOY / "prometheus/rules.yml")],
+        "rule_files": [str(DEPLOY / f"prometheus/{name}.yml") for name in ("rules", "recording_rules")],
         "scrape_configs": [job],
     }
     file = folder / "prometheus.yml"

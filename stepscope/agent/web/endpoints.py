@@ -42,6 +42,8 @@ from stepscope.core.protocol.fields import FieldError
 
 _INFO = GPU + "info"
 _UP = GPU + "up"
+_MAX_ENDED_EVENTS = 32
+"""Newest ended events in the node's document, which many commands request; the health document has all."""
 
 
 def node_of(
@@ -82,7 +84,7 @@ def node_of(
             for finding in state.collection.findings
         ),
         health.machine if health else None,
-        (*health.open_events, *health.ended_events) if health else (),
+        (*health.open_events, *health.ended_events[:_MAX_ENDED_EVENTS]) if health else (),
         fleet.jobs if fleet else (),
         tuple(ranks),
     )

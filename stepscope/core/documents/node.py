@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
 
+from stepscope.core.documents.health import event_document
 from stepscope.core.documents.jobs import Assignment, FleetClass, Job, JobClass
 from stepscope.core.hardware.devices import Device
 from stepscope.core.hardware.health import Health, HealthEvent
@@ -175,7 +176,7 @@ def node_document(node: Node) -> dict[str, Any]:
     return {
         **asdict(replace(node, devices=(), events=(), job_classes=(), ranks=())),
         "devices": [_device_document(one) for one in node.devices],
-        "events": [{**asdict(one), "labels": dict(one.labels), "action_line": one.action.line} for one in node.events],
+        "events": [event_document(one) for one in node.events],
         "job_classes": [
             {
                 "job_kind": one.job.kind,
