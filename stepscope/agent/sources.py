@@ -83,14 +83,13 @@ class AgentSources:
         self._kernel_log = KernelLog()
         gpus = GpuSource(self._probes, quiet_seconds=timing.deadline + _NEW_PROCESS_SECONDS)
         self._gpus = ScheduledSource(GPUS, gpus, interval=timing.interval, patience=_GPU_PATIENCE_SECONDS)
-        kernel_log = ScheduledSource(
-            "kernel_log", KernelLogSource(self._kernel_log, self._probes), interval=timing.interval
-        )
-        together = [self._gpus, kernel_log]
+        kernel_log = KernelLogSource(self._kernel_log, self._probes)
+        logged = ScheduledSource("kernel_log", kernel_log, interval=timing.interval)
+        together = [self._gpus, logged]
         host_interval = max(timing.interval, _HOST_SECONDS)
         self._sources = [
             self._gpus,
-            kernel_log,
+            logged,
             ScheduledSource("host", HostCollector(gpu_users=self._gpu_users), interval=host_interval),
             ScheduledSource("infiniband", InfinibandCollector(), interval=host_interval),
         ]
