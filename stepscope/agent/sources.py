@@ -83,13 +83,13 @@ class AgentSources:
         self._kernel_log = KernelLog()
         gpus = GpuSource(self._probes, quiet_seconds=timing.deadline + _NEW_PROCESS_SECONDS)
         self._gpus = ScheduledSource(GPUS, gpus, interval=timing.interval, patience=_GPU_PATIENCE_SECONDS)
-        kernel_log = KernelLogSource(self._kernel_log, self._probes)
-        logged = ScheduledSource("kernel_log", kernel_log, interval=timing.interval)
-        together = [self._gpus, logged]
+        kernel_errors = KernelLogSource(self._kernel_log, self._probes)
+        kernel_log = ScheduledSource("kernel_log", kernel_errors, interval=timing.interval)
+        together = [self._gpus, kernel_log]
         host_interval = max(timing.interval, _HOST_SECONDS)
         self._sources = [
             self._gpus,
-            logged,
+            kernel_log,
             ScheduledSource("host", HostCollector(gpu_users=self._gpu_users), interval=host_interval),
             ScheduledSource("infiniband", InfinibandCollector(), interval=host_interval),
         ]
@@ -114,7 +114,7 @@ class AgentSources:
             self._sources.append(ScheduledSource("kineto", KinetoSource(kineto), interval=host_interval))
         self._jobs, self._of_jobs = job_sources(lambda: [source.state() for source in of_gpus], jobs or JobSettings())
         self._sources += self._of_jobs
-        self._memory = HealthMemory(health_store, kernel_log) if health_store is not None else None
+        self._memory = HealthMemory(health_store, kernel_errors) if health_store is not None else None
         self.health = HealthSource(self._read_states, GPUS, thresholds=thresholds, memory=self._memory)
         health_interval = max(timing.interval, _HEALTH_SECONDS)
         self.fleet = FleetSource(self._read_states, self.assignments)
