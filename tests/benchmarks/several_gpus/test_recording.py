@@ -35,13 +35,15 @@ def test_cases_are_recorded_and_a_second_call_goes_on(tmp_path: Path, monkeypatc
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     out, said = tmp_path / "out", list[str]()
-    assert Recording(_plan(out, ["fails_everywhere", "trains", "by_environment"]), said.append).record() == 1
+    assert Recording(_plan(out, ["fails_everywhere", "trains", "by_environment", "dies"]), said.append).record() == 2
     assert sorted(_states(out)) == [
         ("by_environment", BLOCKS),
         ("by_environment", RECORDED),
+        ("dies", FAILED),
         ("fails_everywhere", FAILED),
         ("trains", RECORDED),
     ]
+    assert any("rank 1 died" in line for line in said)
     with tarfile.open(out / "several-1.tar") as tar:
         names = tar.getnames()
         file = tar.extractfile("several/trains.truth.json")
@@ -54,7 +56,7 @@ def test_cases_are_recorded_and_a_second_call_goes_on(tmp_path: Path, monkeypatc
 
     assert Recording(_plan(out, ["trains", "by_environment"]), said.append).record() == 0
     assert said[-2].startswith("0 of 2 cases to record")
-    assert len(_states(out)) == 4
+    assert len(_states(out)) == 5
 
 
 def test_no_case_begins_without_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
