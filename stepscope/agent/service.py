@@ -12,9 +12,10 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stepscope.agent.captures.coordinator import AgentCaptureCoordinator, CaptureBackend, ProfileCaptureBackend
 from stepscope.agent.config.configuration import Configuration, SettingOrigin
@@ -40,6 +41,9 @@ from stepscope.core.documents.node import Node
 from stepscope.core.errors import UsageError
 from stepscope.core.process import trim_memory
 
+if TYPE_CHECKING:
+    from stepscope.workflow.nodes.targets import TargetList
+
 
 class Agent:
     """An agent with these settings; nothing runs or listens before `serve`.
@@ -55,6 +59,7 @@ class Agent:
             self._guard = WebConfigReloader(Path(web.config_file) if web.config_file else None)
         with _located_error(configuration, "web.listen"):
             self.address = listen_address_of(web.listen, insecure=web.insecure, config=self._guard.config())
+        self._targets = _targets(web.targets)
         self._token_file = Path(web.token_file) if web.token_file else None
         with _located_error(configuration, "exporter.metrics"):
             self._selection = selected_series(settings.exporter.metrics, CATALOGUE.values())
@@ -104,11 +109,13 @@ class Agent:
         # the lock first and last: an agent that is refused has touched nothing, one that ends has released everything
         with self._lock, self._training or nullcontext(), self._kineto or nullcontext(), captures:
             access = Access(agent_token(self._state_directory, self._token_file), guard)
-            api = api_routes(self._node, scheme="https" if guard.context() else "http", host=self._host)
+            scheme = "https" if guard.context() else "http"
+            groups = self._targets.groups if self._targets else None
+            api = api_routes(self._node, scheme=scheme, host=self._host, targets=groups)
             health = health_routes(sources.health, host=self._host)
             routes = (*page_routes(page, sources.states), *api, *health, *capture_routes(captures))
             server = AgentServer(self.address, routes, access, guard)
-            with sources, server, self._counters or nullcontext():
+            with sources, server, self._counters or nullcontext(), self._targets or nullcontext():
                 say(f"{server.url}/metrics serves the metrics")
                 if wait_for_sources(sources, stop):
                     trim_memory()
@@ -161,6 +168,14 @@ def agent_sources_of(
         jobs=settings.jobs,
         health_store=health_store,
     )
+
+
+def _targets(sources: Sequence[str]) -> TargetList | None:
+    if not sources:
+        return None
+    from stepscope.workflow.nodes.targets import TargetList  # its HTTP client is needed nowhere else in the agent
+
+    return TargetList(sources)
 
 
 def _training(configuration: Configuration) -> TrainingServer | None:

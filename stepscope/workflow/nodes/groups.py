@@ -17,7 +17,7 @@ from stepscope.core.vocabulary import Cause
 from stepscope.workflow.nodes.answers import NodeAnswer
 from stepscope.workflow.nodes.status import is_wrong, status_of
 
-RACK_LABELS = ("rack", "__meta_stepscope_rack")
+RACK_LABELS = ("rack", "__meta_rack", "topology_rack")
 """Labels of targets that name a rack; the first that is set counts."""
 
 
