@@ -16,6 +16,8 @@ from benchmarks.agent.real_agent import Page, RealAgent
 from benchmarks.measurement import cpu_seconds, proportional_bytes, resident_bytes
 
 _EVERY_SECONDS = 5.0
+_OF_THE_MACHINE = ("stepscope_gpu_info",)
+"""Left out: serial numbers."""
 
 
 class AgentSamples:
@@ -70,15 +72,15 @@ def sample_of(agent: RealAgent) -> dict[str, Any]:
 
 
 def _of_gpus(page: Page) -> Iterator[tuple[str, dict[str, float]]]:
-    """Of each GPU the metrics by name, with their other labels."""
+    """Of each GPU, by its index, the metrics by name, with their other labels."""
     by_gpu: dict[str, dict[str, float]] = {}
     for name, values in page.items():
-        if not name.startswith("stepscope_gpu_"):
+        if not name.startswith("stepscope_gpu_") or name in _OF_THE_MACHINE:
             continue
         for labels, value in values.items():
             others = [f"{key}={text}" for key, text in labels if key not in ("uuid", "gpu")]
             key = name.removeprefix("stepscope_gpu_") + (f"{{{','.join(others)}}}" if others else "")
-            by_gpu.setdefault(dict(labels).get("uuid", ""), {})[key] = value
+            by_gpu.setdefault(dict(labels).get("gpu", ""), {})[key] = value
     yield from by_gpu.items()
 
 

@@ -285,6 +285,14 @@ _BY_SOCKETS = Fault(
     "P2P|transport|NVLink|NCCL_",
     environment=SOCKETS,
 )
+_DETAILED = Fault(
+    "detail",
+    ("communication", "host_bound", "synchronization", "straggler"),
+    (),
+    "without TORCH_DISTRIBUTED_DEBUG",
+    "TORCH_DISTRIBUTED_DEBUG",
+    environment=DETAIL,
+)
 _FEW = Fault("few", ("pipeline_bubble",), ("few_micro_batches",), "more micro-batches", "micro.?batch")
 
 LAYOUT_JOBS: dict[str, Job] = {
@@ -310,8 +318,7 @@ LAYOUT_JOBS: dict[str, Job] = {
             Fault("loader", ("data_loading",), ("starved",), "data ready", "num_workers|worker", ranks=(0,))),
         _of("ddp_sockets", "GPT-2 under DDP, NCCL over sockets", _ddp_plain, _BY_SOCKETS),
         _of("fsdp_sockets", "Llama under fully_shard, NCCL over sockets", _sharded_plain, _BY_SOCKETS),
-        _of("ddp_detail", "GPT-2 under DDP, TORCH_DISTRIBUTED_DEBUG=DETAIL", _ddp_plain,
-            Fault("detail", ("communication", "host_bound", "synchronization", "straggler"), (),
-                  "without TORCH_DISTRIBUTED_DEBUG", "TORCH_DISTRIBUTED_DEBUG", environment=DETAIL)),
+        _of("fsdp_detail", "Llama under fully_shard, TORCH_DISTRIBUTED_DEBUG=DETAIL", _sharded_plain, _DETAILED),
+        _of("ddp_detail", "GPT-2 under DDP, TORCH_DISTRIBUTED_DEBUG=DETAIL", _ddp_plain, _DETAILED),
     )
 }  # fmt: skip

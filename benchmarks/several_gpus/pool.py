@@ -121,7 +121,7 @@ class Pool:
                 said = f"rank {rank} did not answer within {time.monotonic() - began:.0f} s"
                 troubles.append(f"{said}; it is in\n{self._stacks(rank)}")
             elif (answer := answers[rank]) is None:
-                troubles.append(f"rank {rank} died")
+                troubles.append(f"rank {rank} died; {self._stacks(rank)}")
             elif answer.trouble is not None:
                 troubles.append(f"rank {rank}: {answer.trouble}")
         if len(answers) < len(self._pipes) or None in answers.values():

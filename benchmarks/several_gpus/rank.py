@@ -94,6 +94,7 @@ def serve(pipe: Connection, parent: int, place: RankPlace) -> None:
     os.setpgid(0, 0)  # with its loader's workers it is killed as one
     multiprocessing.set_start_method("fork", force=True)  # of workers, as in a process that was not spawned
     stacks = (place.folder / STACKS.format(place.rank)).open("w")
+    faulthandler.enable(stacks)  # a crash is told too
     faulthandler.register(STACKS_SIGNAL, file=stacks)
     warnings.simplefilter("ignore")
     began = time.monotonic()

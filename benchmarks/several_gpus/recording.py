@@ -190,7 +190,8 @@ class Recording:
                     break
                 if not pool.is_running:
                     started = pool.start(min(_ENVIRONMENT_SECONDS, self._left()))
-                    self._say(f"pool with {group.environment} started in {started.seconds:.1f} s")
+                    said = f"{started.seconds:.1f} s, {started.trouble or 'well'}"
+                    self._say(f"pool with {group.environment} started in {said}")
                 self._measured(pool, job, apart)
         finally:
             pool.close()
@@ -282,8 +283,8 @@ class Recording:
         return folder
 
     def _failed(self, name: str, began: float, trouble: str) -> None:
-        self._results.add(Result(name, FAILED, began, time.time() - began, trouble=trouble[-4000:]))
-        self._say(f"{name} failed after {time.time() - began:.1f} s: {trouble[-1500:]}")
+        self._results.add(Result(name, FAILED, began, time.time() - began, trouble=_shortened(trouble)))
+        self._say(f"{name} failed after {time.time() - began:.1f} s: {_shortened(trouble, 1500)}")
 
     def _keep(self, job: Job, folder: Path, began: float, ended: float) -> None:
         """Pack a case while the next one runs."""
@@ -313,3 +314,8 @@ def _with_path(environment: Any) -> dict[str, str]:
     """The script and `stepscope` are found from the working directory too."""
     path = environment.get("PYTHONPATH", "")
     return {**environment, "PYTHONPATH": f"{Path.cwd()}{os.pathsep}{path}" if path else str(Path.cwd())}
+
+
+def _shortened(text: str, most: int = 5000) -> str:
+    """The beginning, which says what went wrong, and the end of a traceback."""
+    return text if len(text) <= most else f"{text[: most // 3]}\n...\n{text[-most * 2 // 3 :]}"

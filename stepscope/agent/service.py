@@ -12,9 +12,10 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stepscope.agent.captures.coordinator import AgentCaptureCoordinator, CaptureBackend, ProfileCaptureBackend
 from stepscope.agent.config.configuration import Configuration, SettingOrigin
@@ -23,12 +24,14 @@ from stepscope.agent.exporter.exposition import CATALOGUE
 from stepscope.agent.exporter.metrics_page import DcgmNames, MetricsPage
 from stepscope.agent.exporter.selection import selected_series
 from stepscope.agent.gpus.supervisor import ProbeTiming
+from stepscope.agent.health.health_store import HealthStore
 from stepscope.agent.polling import STALE_SECONDS
 from stepscope.agent.sources import GPUS, AgentSources, summary_of_sources, wait_for_sources
 from stepscope.agent.state_directory import StateLock, agent_token, state_directory
 from stepscope.agent.training_link.counter_feed import CounterFeed
 from stepscope.agent.training_link.server import TrainingServer
 from stepscope.agent.web.endpoints import api_routes, capture_routes, node_of, page_routes
+from stepscope.agent.web.health_routes import health_routes
 from stepscope.agent.web.routes import Access
 from stepscope.agent.web.server import AgentServer, listen_address_of
 from stepscope.agent.web.web_config import WebConfigReloader
@@ -36,6 +39,10 @@ from stepscope.collectors.dcgm_exporter.page import dcgm_endpoint_of
 from stepscope.collectors.kineto_daemon.backend import KinetoBackend
 from stepscope.core.documents.node import Node
 from stepscope.core.errors import UsageError
+from stepscope.core.process import trim_memory
+
+if TYPE_CHECKING:
+    from stepscope.workflow.nodes.targets import TargetList
 
 
 class Agent:
@@ -52,15 +59,18 @@ class Agent:
             self._guard = WebConfigReloader(Path(web.config_file) if web.config_file else None)
         with _located_error(configuration, "web.listen"):
             self.address = listen_address_of(web.listen, insecure=web.insecure, config=self._guard.config())
+        self._targets = _targets(web.targets)
         self._token_file = Path(web.token_file) if web.token_file else None
         with _located_error(configuration, "exporter.metrics"):
             self._selection = selected_series(settings.exporter.metrics, CATALOGUE.values())
         self._dcgm_names = DcgmNames(settings.dcgm.names) if settings.dcgm.names else None
         self._training = _training(configuration)
         self._kineto = _kineto(configuration)
-        self._sources = agent_sources_of(configuration, self._training, self._kineto)
         self._host = node_name(settings.jobs.node)
         self._state_directory = state_directory(settings.state.directory)
+        self._lock = StateLock(self._state_directory)
+        health_store = HealthStore(self._state_directory, may_write=lambda: self._lock.is_held)
+        self._sources = agent_sources_of(configuration, self._training, self._kineto, health_store)
         interval = settings.gpus.interval
         self._counters = (
             CounterFeed(self._training, self._sources.states, interval=interval) if self._training else None
@@ -96,16 +106,19 @@ class Agent:
             hostname=self._host,
             log_lines_dropped=log_lines_dropped,
         )
-        lock = StateLock(self._state_directory)
         # the lock first and last: an agent that is refused has touched nothing, one that ends has released everything
-        with lock, self._training or nullcontext(), self._kineto or nullcontext(), captures:
+        with self._lock, self._training or nullcontext(), self._kineto or nullcontext(), captures:
             access = Access(agent_token(self._state_directory, self._token_file), guard)
-            api = api_routes(self._node, scheme="https" if guard.context() else "http", host=self._host)
-            routes = (*page_routes(page, sources.states), *api, *capture_routes(captures))
+            scheme = "https" if guard.context() else "http"
+            groups = self._targets.groups if self._targets else None
+            api = api_routes(self._node, scheme=scheme, host=self._host, targets=groups)
+            health = health_routes(sources.health, host=self._host)
+            routes = (*page_routes(page, sources.states), *api, *health, *capture_routes(captures))
             server = AgentServer(self.address, routes, access, guard)
-            with sources, server, self._counters or nullcontext():
+            with sources, server, self._counters or nullcontext(), self._targets or nullcontext():
                 say(f"{server.url}/metrics serves the metrics")
                 if wait_for_sources(sources, stop):
+                    trim_memory()
                     line = summary_of_sources(sources.states())
                     say(line)
                     systemd.ready(line)
@@ -130,7 +143,10 @@ class Agent:
 
 
 def agent_sources_of(
-    configuration: Configuration, training: TrainingServer | None = None, kineto: KinetoBackend | None = None
+    configuration: Configuration,
+    training: TrainingServer | None = None,
+    kineto: KinetoBackend | None = None,
+    health_store: HealthStore | None = None,
 ) -> AgentSources:
     """The sources that an agent with these settings reads; see `Agent`."""
     settings = configuration.settings
@@ -150,7 +166,16 @@ def agent_sources_of(
         nccl_ras=address,
         thresholds=settings.health,
         jobs=settings.jobs,
+        health_store=health_store,
     )
+
+
+def _targets(sources: Sequence[str]) -> TargetList | None:
+    if not sources:
+        return None
+    from stepscope.workflow.nodes.targets import TargetList  # its HTTP client is needed nowhere else in the agent
+
+    return TargetList(sources)
 
 
 def _training(configuration: Configuration) -> TrainingServer | None:

@@ -40,11 +40,16 @@ def test_its_objects_are_read_and_belong_together(objects: dict[str, Any], tmp_p
 
 
 def test_every_field_of_the_daemon_set_is_one(objects: dict[str, Any], tmp_path: Path, run: Run) -> None:
-    manifest = tmp_path / "daemonset.yaml"
-    manifest.write_text(yaml.safe_dump(objects["DaemonSet"]))
+    assert not fields_lost_by(run, objects["DaemonSet"], tmp_path)
+
+
+def fields_lost_by(run: Run, daemon_set: Any, folder: Path) -> list[str]:
+    """Fields that kubectl's types do not have."""
+    manifest = folder / "daemonset.yaml"
+    manifest.write_text(yaml.safe_dump(daemon_set))
     done = run("kubectl", "set", "env", "--local", "-f", manifest, "ANY=THING", "-o", "yaml", "--dry-run=client")
     assert done.returncode == 0, done.stderr
-    assert not _lost(objects["DaemonSet"], yaml.safe_load(done.stdout)), "kubectl's types do not have these"
+    return _lost(daemon_set, yaml.safe_load(done.stdout))
 
 
 def _lost(before: Any, after: Any, where: str = "") -> list[str]:
@@ -73,15 +78,16 @@ def test_the_agent_takes_its_settings(objects: dict[str, Any], tmp_path: Path) -
         assert not re.search(r"STEPSCOPE_AGENT__(?!WEB__)", text)
 
 
+def with_tls_and_token(text: str) -> str:
+    """The manifests with the lines that are commented out."""
+    text = text.replace("    insecure = true # remove when config_file is set\n", "")
+    return re.sub(r"^( +)# (?=config_file|token_file|scheme:|- name:| {2,}\w+:)", r"\1", text, flags=re.MULTILINE)
+
+
 def test_the_lines_for_tls_users_and_a_token_belong_together(tmp_path: Path, run: Run) -> None:
-    text = (_FOLDER / "agent.yaml").read_text().replace("    insecure = true # remove when config_file is set\n", "")
-    text = re.sub(r"^( +)# (?=config_file|token_file|scheme:|- name:|  \w+:)", r"\1", text, flags=re.MULTILINE)
+    text = with_tls_and_token((_FOLDER / "agent.yaml").read_text())
     (daemon_set,) = [one for one in yaml.safe_load_all(text) if one["kind"] == "DaemonSet"]
-    manifest = tmp_path / "daemonset.yaml"
-    manifest.write_text(yaml.safe_dump(daemon_set))
-    done = run("kubectl", "set", "env", "--local", "-f", manifest, "ANY=THING", "-o", "yaml", "--dry-run=client")
-    assert done.returncode == 0, done.stderr
-    assert not _lost(daemon_set, yaml.safe_load(done.stdout))
+    assert not fields_lost_by(run, daemon_set, tmp_path)
     spec = daemon_set["spec"]["template"]["spec"]
     (container,) = spec["containers"]
     assert {container[probe]["httpGet"]["scheme"] for probe in ("livenessProbe", "readinessProbe")} == {"HTTPS"}

@@ -259,6 +259,7 @@ class WebSettings:
         flag="--token-file",
         metavar="FILE",
     )
+    targets: tuple[str, ...] = key((), "Sources of the agents that /sd lists; none: this agent alone.")
 
 
 @dataclass(frozen=True, slots=True)

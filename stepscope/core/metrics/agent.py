@@ -110,6 +110,14 @@ def _health(prefix: str, what: str, *labels: str) -> tuple[Metric, ...]:
     return (
         state("", f"1: {what} is in this state; unknown is neither healthy nor sick.", "state", default=_NONZERO),
         event("_event", f"1: this health event of {what} is open.", "action", "severity", *labels, default=_ALL),
+        event(
+            "_event_acknowledged",
+            "1: an operator knows of this open health event.",
+            "action",
+            "severity",
+            *labels,
+            default=_ALL,
+        ),
         event("_events_total", f"Health events of {what}, by code.", *labels, default=_ALL),
     )
 

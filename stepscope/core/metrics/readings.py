@@ -40,6 +40,15 @@ def with_labels(labels: Labels, **values: str | int) -> Labels:
     return tuple(sorted({**dict(labels), **{name: str(value) for name, value in values.items()}}.items()))
 
 
+def read_labels(pairs: Any) -> Labels:
+    """Labels of a metric's reading from JSON, a list of pairs.
+
+    Raises:
+        TypeError, ValueError: it is something else.
+    """
+    return tuple((str(name), str(value)) for name, value in pairs)
+
+
 class MissingReason(StrEnum):
     """Why the value of a metric is missing."""
 

@@ -23,38 +23,38 @@ from tests.benchmarks.several_gpus.jobs import JOBS
 def _plan(out: Path, names: Sequence[str], seconds: float = 600.0) -> Plan:
     jobs = [JOBS[name] for name in names]
     table = "tests.benchmarks.several_gpus.jobs:JOBS"
-    return Plan(jobs, table, out, 2, "cpu", seconds, 30.0, is_tiny=True, has_agent=False)
+    return Plan(jobs, table, out, 2, "cpu", seconds, 90.0, is_tiny=True, has_agent=False)
 
 
 def _states(out: Path) -> list[tuple[str, str]]:
     return [(one.name, one.state) for one in read_results(out / FILE)]
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 def test_cases_are_recorded_and_a_second_call_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     out, said = tmp_path / "out", list[str]()
-    assert Recording(_plan(out, ["fails_everywhere", "trains", "by_environment"]), said.append).record() == 1
+    assert Recording(_plan(out, ["fails_everywhere", "trains", "by_environment", "dies"]), said.append).record() == 2
     assert sorted(_states(out)) == [
         ("by_environment", BLOCKS),
         ("by_environment", RECORDED),
+        ("dies", FAILED),
         ("fails_everywhere", FAILED),
         ("trains", RECORDED),
     ]
+    assert any("rank 1 died" in line for line in said)
     with tarfile.open(out / "several-1.tar") as tar:
         names = tar.getnames()
         file = tar.extractfile("several/trains.truth.json")
         assert file is not None
         truth = json.loads(file.read())["trains"]
     assert {"several/trains/run.json", "several/trains/steps", "several/by_environment.truth.json"} <= set(names)
-    assert truth["ranks"] == [1]
-    assert (truth["num_ranks"], len(truth["blocks_ms"])) == (2, 2)
-    assert truth["bare_ms"] > truth["fixed_ms"] + 5
+    assert (truth["num_ranks"], truth["blocks_ms"].keys()) == (2, {"sleep", "none"})
 
     assert Recording(_plan(out, ["trains", "by_environment"]), said.append).record() == 0
     assert said[-2].startswith("0 of 2 cases to record")
-    assert len(_states(out)) == 4
+    assert len(_states(out)) == 5
 
 
 def test_no_case_begins_without_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

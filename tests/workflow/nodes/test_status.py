@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from stepscope.core.documents.node import NodeState
 from stepscope.core.hardware.devices import Device
-from stepscope.core.hardware.health import Action, Health, HealthState, Severity
+from stepscope.core.hardware.health import Action, Health, HealthState, OperatorNote, Severity
 from stepscope.workflow.nodes.answers import NodeAnswer
 from stepscope.workflow.nodes.status import is_nothing_known, status_of
 from tests.workflow.nodes.made_nodes import device, event, finding, node, source
@@ -137,3 +138,38 @@ def test_who_does_not_answer() -> None:
 def test_instances_are_no_gpus() -> None:
     instance = device(0, device=Device("MIG-1", "0", "7"))
     assert status_of([NodeAnswer(_URL, node(device(0), instance))]).nodes[0].num_gpus == 1
+
+
+def test_the_state_of_each_node() -> None:
+    states = [
+        status_of([answer]).nodes[0].state
+        for answer in (
+            NodeAnswer(_URL, node(device(0))),
+            NodeAnswer(_URL, node(device(0), events=(event(Severity.INFO),))),
+            NodeAnswer(_URL, node(device(0), events=(event(Severity.WARNING),))),
+            NodeAnswer(_URL, node(device(0)), "timed out"),
+            NodeAnswer(_URL, node(sources=(source("nvml", "not_installed"),))),
+            NodeAnswer(_URL, node(sources=(source("nvml", "not_installed"),), events=(event(),))),
+        )
+    ]
+    assert states[:3] == [NodeState.OK, NodeState.OK, NodeState.PROBLEM]
+    assert states[3:] == [NodeState.UNKNOWN, NodeState.UNKNOWN, NodeState.PROBLEM]
+
+
+def test_findings_know_their_jobs_and_racks() -> None:
+    told = node(device(0), device(1, jobs=()), events=(event(uuid="GPU-0", gpu="0"), event(uuid="GPU-1", gpu="1")))
+    first, second = status_of([NodeAnswer(_URL, told)], lambda _: "r1").findings
+    assert [job.id for job in first.jobs] == ["42"]
+    assert (second.jobs, second.rack) == ((), "r1")
+
+
+def test_an_acknowledged_event_is_shown_and_does_not_count() -> None:
+    note = OperatorNote("ann", "ticket 7", 3)
+    known = replace(event(gpu="0", uuid="GPU-0"), id="row_remap_failed-1", acknowledged=note)
+    report = status_of([NodeAnswer(_URL, node(device(0), events=(known,)))])
+    (found,) = report.findings
+    assert (found.event, found.acknowledged, found.severity) == ("row_remap_failed-1", note, "critical")
+    assert report.nodes[0].state is NodeState.OK
+    another = event(gpu="1", uuid="GPU-1")
+    report = status_of([NodeAnswer(_URL, node(device(0), device(1), events=(known, another)))])
+    assert report.nodes[0].state is NodeState.PROBLEM

@@ -5,11 +5,14 @@ The kernel log has each SXid, DCGM reports the last.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
 
 from stepscope.agent.config.settings import HealthThresholds
 from stepscope.agent.health.checks.links import by_number
 from stepscope.agent.health.samples import (
+    LATE_NS,
     CheckEvidence,
     CheckSample,
     CounterWindow,
@@ -22,7 +25,7 @@ from stepscope.agent.health.samples import (
 from stepscope.core.hardware.health import Action, Severity
 from stepscope.core.hardware.xids import sxid_of
 from stepscope.core.metrics.gpu import SWITCH
-from stepscope.core.metrics.readings import Labels, Reading
+from stepscope.core.metrics.readings import Labels, Reading, read_labels
 from stepscope.core.text.numbers import counted
 
 _MINUTE = 60.0
@@ -44,6 +47,24 @@ class SwitchChecks:
         self._last: dict[Labels, float] = {}
         self._until_quiet: set[tuple[Labels, str]] = set()
         self._until_reset: set[tuple[Labels, str]] = set()
+
+    def saved(self) -> dict[str, Any]:
+        """What `restore` takes, as JSON."""
+        return {
+            "counts": list(self._counts.items()),
+            "last": list(self._last.items()),
+            "was_active": sorted(self._was_active),
+            "until_quiet": sorted(self._until_quiet),
+            "until_reset": sorted(self._until_reset),
+        }
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Go on where an earlier agent of the same boot ended; before the first samples."""
+        for known, values in ((self._counts, saved["counts"]), (self._last, saved["last"])):
+            known |= {read_labels(labels): float(value) for labels, value in values}
+        self._was_active |= set(map(read_labels, saved["was_active"]))
+        for codes, pairs in ((self._until_quiet, saved["until_quiet"]), (self._until_reset, saved["until_reset"])):
+            codes |= {(read_labels(labels), str(code)) for labels, code in pairs}
 
     def samples(
         self, readings: Iterable[tuple[Reading, str]], now_ns: int, *, was_reset: bool
@@ -68,7 +89,9 @@ class SwitchChecks:
                 number, is_fatal = int(labels["sxid"]), labels["severity"] == "fatal"
                 if count > 0:
                     switch: Labels = (("pci_bus_id", labels["pci_bus_id"]),)
-                    yield switch, self._comes(switch, number, now_ns, count, is_fatal=is_fatal)
+                    since_ns = reading.time_ns if now_ns - reading.time_ns > LATE_NS else None
+                    sample = self._comes(switch, number, now_ns, count, is_fatal=is_fatal)
+                    yield switch, replace(sample, since_ns=since_ns)
             elif reading.metric == SWITCH + "sxid_fatal_last":
                 before = self._last.get(reading.labels)
                 self._last[reading.labels] = reading.value
