@@ -194,7 +194,7 @@ def _otlp(configuration: Configuration, host: str) -> OtlpPush | None:
 
     with _located_error(configuration, "otlp.endpoint"):
         endpoint = otlp_endpoint_of(settings.endpoint)
-    return OtlpPush(endpoint, host=host, interval=settings.interval, timeout=settings.timeout)
+    return OtlpPush(endpoint, host=host, interval=settings.interval_seconds, timeout=settings.timeout_seconds)
 
 
 def _targets(sources: Sequence[str]) -> TargetList | None:

@@ -287,8 +287,8 @@ class OtlpSettings:
         "", "URL of an OTLP/HTTP endpoint that all metrics are pushed to; empty: none.", flag="--otlp-endpoint",
         metavar="URL",
     )  # fmt: skip
-    interval: float = key(15.0, "Seconds between two pushes.", least=1.0)
-    timeout: float = key(10.0, "Seconds that a push may take.", least=0.1, most=300.0)
+    interval_seconds: float = key(15.0, "Seconds between two pushes.", least=1.0)
+    timeout_seconds: float = key(10.0, "Seconds that a push may take.", least=0.1, most=300.0)
 
 
 @dataclass(frozen=True, slots=True)
