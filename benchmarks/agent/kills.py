@@ -154,7 +154,7 @@ def count_errors(folder: Path, *, kills: int, num_gpus: int, seed: int, is_quick
     environment = {
         **machine.environment(),
         "STEPSCOPE_AGENT__KINETO__ENABLED": "false",
-        "STEPSCOPE_AGENT__HEALTH__XID_LEAVE_SECONDS": "20",
+        "STEPSCOPE_AGENT__HEALTH__XID_LEAVE_SECONDS": "5",
     }
     agents = _Agents(folder, environment, is_quick=is_quick)
     with agents.running() as first:  # from its first look on, no error may be lost
@@ -173,7 +173,7 @@ def count_errors(folder: Path, *, kills: int, num_gpus: int, seed: int, is_quick
                     _wait(chance.uniform(0.0, 1.0))
             print(f"kill {number + 1} of {kills}: {sum(node.had.values())} errors so far", file=sys.stderr)
     with agents.running() as last:
-        return last.result(node.had, kills, lambda: agents.num_begins)
+        return last.result(node.had, kills, lambda: agents.num_begins, settle_seconds=2.0 if is_quick else 12.0)
 
 
 @contextmanager
@@ -254,16 +254,19 @@ class _Agent:
         while not (self._asked("/api/v1/health") or {}).get("is_kept"):
             self._check(end)
 
-    def result(self, had: Errors, num_kills: int, num_begins: Callable[[], int]) -> KillsResult:
-        """What it has found, once that is what came, or after a minute; then also whether more comes."""
+    def result(
+        self, had: Errors, num_kills: int, num_begins: Callable[[], int], *, settle_seconds: float
+    ) -> KillsResult:
+        """What it has found, once that is what came, and some time later; or after a minute."""
         end = time.monotonic() + _SECONDS
+        settles = end - settle_seconds
         while True:
             document = self._asked("/api/v1/health") or {"events": []}
             found: Errors = Counter()
             for event in document["events"]:
                 found[_key(event["labels"], event["code"])] += event["count"]
-            if found == had and time.monotonic() < end - 12.0:
-                end = time.monotonic() + 12.0  # two more rounds of the checks must change nothing
+            if found == had and time.monotonic() < settles:
+                end, settles = time.monotonic() + settle_seconds, 0.0  # two more rounds of the checks change nothing
             elif time.monotonic() > end:
                 break
             time.sleep(0.5)
@@ -314,7 +317,7 @@ def _run_agent(kernel_log: Path, arguments: list[str], *, is_quick: bool) -> Non
     from stepscope.cli import main as stepscope
     from stepscope.collectors.kernel_log import KernelLog
 
-    sources.KernelLog = lambda: KernelLog(kernel_log)  # type: ignore[assignment,misc]
+    vars(sources)["KernelLog"] = lambda: KernelLog(kernel_log)
     if is_quick:
         sources._HEALTH_SECONDS = 0.5
     stepscope(arguments)

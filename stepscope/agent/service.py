@@ -12,9 +12,10 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stepscope.agent.captures.coordinator import AgentCaptureCoordinator, CaptureBackend, ProfileCaptureBackend
 from stepscope.agent.config.configuration import Configuration, SettingOrigin
@@ -24,6 +25,7 @@ from stepscope.agent.exporter.metrics_page import DcgmNames, MetricsPage
 from stepscope.agent.exporter.selection import selected_series
 from stepscope.agent.gpus.supervisor import ProbeTiming
 from stepscope.agent.health.health_store import HealthStore
+from stepscope.agent.kubernetes.reporter import NodeReporter, node_reporter_of
 from stepscope.agent.polling import STALE_SECONDS
 from stepscope.agent.sources import GPUS, AgentSources, summary_of_sources, wait_for_sources
 from stepscope.agent.state_directory import StateLock, agent_token, state_directory
@@ -40,6 +42,9 @@ from stepscope.core.documents.node import Node
 from stepscope.core.errors import UsageError
 from stepscope.core.process import trim_memory
 
+if TYPE_CHECKING:
+    from stepscope.workflow.nodes.targets import TargetList
+
 
 class Agent:
     """An agent with these settings; nothing runs or listens before `serve`.
@@ -55,6 +60,7 @@ class Agent:
             self._guard = WebConfigReloader(Path(web.config_file) if web.config_file else None)
         with _located_error(configuration, "web.listen"):
             self.address = listen_address_of(web.listen, insecure=web.insecure, config=self._guard.config())
+        self._targets = _targets(web.targets)
         self._token_file = Path(web.token_file) if web.token_file else None
         with _located_error(configuration, "exporter.metrics"):
             self._selection = selected_series(settings.exporter.metrics, CATALOGUE.values())
@@ -65,7 +71,11 @@ class Agent:
         self._state_directory = state_directory(settings.state.directory)
         self._lock = StateLock(self._state_directory)
         health_store = HealthStore(self._state_directory, may_write=lambda: self._lock.is_held)
-        self._sources = agent_sources_of(configuration, self._training, self._kineto, health_store)
+        with _located_error(configuration, "kubernetes.report"):
+            self._kubernetes = node_reporter_of(settings.kubernetes, self._host, os.environ)
+        self._sources = agent_sources_of(
+            configuration, self._training, self._kineto, health_store, kubernetes=self._kubernetes
+        )
         interval = settings.gpus.interval
         self._counters = (
             CounterFeed(self._training, self._sources.states, interval=interval) if self._training else None
@@ -104,11 +114,16 @@ class Agent:
         # the lock first and last: an agent that is refused has touched nothing, one that ends has released everything
         with self._lock, self._training or nullcontext(), self._kineto or nullcontext(), captures:
             access = Access(agent_token(self._state_directory, self._token_file), guard)
-            api = api_routes(self._node, scheme="https" if guard.context() else "http", host=self._host)
+            scheme = "https" if guard.context() else "http"
+            groups = self._targets.groups if self._targets else None
+            api = api_routes(self._node, scheme=scheme, host=self._host, targets=groups)
             health = health_routes(sources.health, host=self._host)
             routes = (*page_routes(page, sources.states), *api, *health, *capture_routes(captures))
             server = AgentServer(self.address, routes, access, guard)
-            with sources, server, self._counters or nullcontext():
+            beside = [one for one in (self._counters, self._targets, self._kubernetes) if one is not None]
+            with sources, server, ExitStack() as stack:
+                for one in beside:
+                    stack.enter_context(one)
                 say(f"{server.url}/metrics serves the metrics")
                 if wait_for_sources(sources, stop):
                     trim_memory()
@@ -140,6 +155,8 @@ def agent_sources_of(
     training: TrainingServer | None = None,
     kineto: KinetoBackend | None = None,
     health_store: HealthStore | None = None,
+    *,
+    kubernetes: NodeReporter | None = None,
 ) -> AgentSources:
     """The sources that an agent with these settings reads; see `Agent`."""
     settings = configuration.settings
@@ -157,10 +174,19 @@ def agent_sources_of(
         training_series_of_user=settings.training.user_series,
         kineto=kineto,
         nccl_ras=address,
+        kubernetes=kubernetes,
         thresholds=settings.health,
         jobs=settings.jobs,
         health_store=health_store,
     )
+
+
+def _targets(sources: Sequence[str]) -> TargetList | None:
+    if not sources:
+        return None
+    from stepscope.workflow.nodes.targets import TargetList  # its HTTP client is needed nowhere else in the agent
+
+    return TargetList(sources)
 
 
 def _training(configuration: Configuration) -> TrainingServer | None:

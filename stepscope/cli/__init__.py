@@ -27,6 +27,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "demo": ("training", "Train, profile and analyze on this machine, and print the verdict."),
     "doctor": ("machine", "Check driver, permissions, limits and settings of this machine."),
     "hang": ("run_records", "Find the ranks that hold a job up, from flight recorder dumps."),
+    "health": ("health", "List health events of GPUs, acknowledge them, or set GPUs healthy."),
     "memory": ("run_records", "Explain what held the GPU's memory, what grows, and why it ran out."),
     "nccl": ("nccl", "Explain how a job's GPUs communicate, and what is wrong with it."),
     "preflight": ("machine", "Measure this node's GPUs before a job, and fail unfit ones."),

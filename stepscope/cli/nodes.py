@@ -87,7 +87,7 @@ def capture_command(
         deadline_unix_ns=time.time_ns() + int(timeout_seconds * 1e9),
     )
     order = captures.CaptureOrder(request, captures.CaptureSelector(run, job, _uid(user)))
-    captured = capture_job(_with_token(agents), order, wait=wait, log=lambda line: click.echo(line, err=True))
+    captured = capture_job(with_token(agents), order, wait=wait, log=lambda line: click.echo(line, err=True))
     if as_json:
         click.echo(json.dumps(_capture_document(captured)))
     elif wait:
@@ -99,8 +99,8 @@ def capture_command(
         _check_capture(captured)
 
 
-def _with_token(agents: list[AgentClient]) -> list[AgentClient]:
-    """The agents with the token of this user's own agent here, where no token file is given."""
+def with_token(agents: list[AgentClient]) -> list[AgentClient]:
+    """Agents of nodes with the token of this user's own agent here, where no token file is given."""
     from stepscope.agent.state_directory import TOKEN_FILE, read_agent_token, state_directory
 
     if agents[0].token:
@@ -253,7 +253,8 @@ def _status_lines(report: StatusReport, by: str | None, *, is_unknown: bool) -> 
     num_gpus = sum(node.num_gpus for node in report.nodes)
     unknown = sum(1 for node in report.nodes if node.state is NodeState.UNKNOWN)
     wrong = _wrong_findings(report)
-    num_notes = len(report.findings) - len(wrong)
+    num_acknowledged = sum(1 for one in report.findings if one.acknowledged is not None)
+    num_notes = len(report.findings) - len(wrong) - num_acknowledged
     is_joined = by is not None or len(report.findings) > _MAX_FINDING_LINES
     parts = [counted(len(wrong), "finding")] if report.findings else ["nothing is wrong"]
     if is_unknown:
@@ -266,6 +267,8 @@ def _status_lines(report: StatusReport, by: str | None, *, is_unknown: bool) -> 
     if is_joined:
         num_ok = sum(1 for node in report.nodes if node.state is NodeState.OK)
         parts.append(f"{counted(num_ok, 'machine')} without a finding")
+    if num_acknowledged:
+        parts.append(f"{num_acknowledged} acknowledged")
     if num_notes:
         parts.append(counted(num_notes, "note"))
     head = f"{counted(len(report.nodes), 'machine')}, {counted(num_gpus, 'GPU')}: " + ", ".join(parts)
@@ -279,15 +282,18 @@ def _status_lines(report: StatusReport, by: str | None, *, is_unknown: bool) -> 
 
 
 def _wrong_findings(report: StatusReport) -> list[StatusFinding]:
-    return [finding for finding in report.findings if finding.severity != Severity.INFO]
+    return [one for one in report.findings if one.severity != Severity.INFO and one.acknowledged is None]
 
 
 def _finding_line(finding: StatusFinding) -> str:
+    from stepscope.workflow.nodes.status import next_step_of
+
     place = finding.host or finding.agent.partition("://")[2]
     if finding.gpu:
         place = f"{place} GPU {finding.gpu}" + (f" ({finding.uuid})" if finding.uuid else "")
     line = f"{finding.severity}: {place}: {finding.message}"
-    return printable(f"{line}; {finding.action}" if finding.action else line)
+    further = next_step_of(finding)
+    return printable(f"{line}; {further}" if further else line)
 
 
 _SCHEMA = "stepscope.top/1"

@@ -16,7 +16,7 @@ import pytest
 from stepscope.cli import main
 from stepscope.core.documents.jobs import Assignment, Job, JobKind
 from stepscope.core.hardware.devices import Device
-from stepscope.core.hardware.health import Action, Health, HealthState, Severity
+from stepscope.core.hardware.health import Action, Health, HealthState, OperatorNote, Severity
 from tests.workflow.nodes.made_nodes import device, event, node, served
 
 _NOBODY = "http://127.0.0.1:9"
@@ -197,3 +197,16 @@ def test_the_table_lives_until_it_is_interrupted() -> None:
                 pass
             assert process.wait(20) == 130
         os.close(terminal)
+
+
+def test_an_acknowledged_event_is_said_to_be_so(capsys: pytest.CaptureFixture[str]) -> None:
+    failed = Health(HealthState.FAILED, "no spare rows are left", ("row_remap_failed",))
+    known = replace(event(gpu="0", uuid="GPU-0"), acknowledged=OperatorNote("ann", "ticket 7", 3))
+    with served(node(device(0, health=failed), events=(known,))) as url:
+        code, out, _ = _run(capsys, "status", "--agent", url)
+        _, table, _ = _run(capsys, "top", "--once", "--agent", url)
+    assert code == 0
+    head, line = out.splitlines()
+    assert head == "1 machine, 1 GPU: 0 findings, 1 acknowledged"
+    assert line == "critical: n1 GPU 0 (GPU-0): no spare rows are left; acknowledged by ann: ticket 7"
+    assert "failed: no spare rows are left (acknowledged by ann)" in " ".join(table.split())

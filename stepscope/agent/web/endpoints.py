@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from http import HTTPStatus
+from typing import Any
 from urllib.parse import parse_qs
 
 from stepscope import __version__
@@ -185,12 +186,20 @@ DISCOVERY_PATH = "/sd"
 _VIEWS = frozenset(NodeView)
 
 
-def api_routes(node: Callable[[str], Node], *, scheme: str, host: str = "") -> tuple[Route, ...]:
+def api_routes(
+    node: Callable[[str], Node],
+    *,
+    scheme: str,
+    host: str = "",
+    targets: Callable[[], list[dict[str, Any]] | None] | None = None,
+) -> tuple[Route, ...]:
     """HTTP routes of the node's document and of the service discovery.
 
     Args:
         node: this machine now, by its name; must not block.
         scheme: http or https, under which the agent is reached.
+        targets: groups of the configured target sources, or None before the first are known; must not block. None: no
+            sources are configured.
     """
     host = node_name(host)
 
@@ -201,11 +210,16 @@ def api_routes(node: Callable[[str], Node], *, scheme: str, host: str = "") -> t
         return json_reply(HTTPStatus.OK, document)
 
     def discovery(request: Request) -> Reply:
-        """This agent under the address of the request, which is known to reach it."""
+        """The configured targets, else this agent under the address of the request, which is known to reach it."""
+        if targets is not None:
+            known = targets()
+            if known is None:  # Prometheus keeps those that it has
+                return text_reply(HTTPStatus.SERVICE_UNAVAILABLE, "the targets are not known yet", Retry_After="10")
+            return json_reply(HTTPStatus.OK, known)
         asked = request.headers.get("Host") or ""
         labels = {"__scheme__": scheme, "__meta_stepscope_host": host, "__meta_stepscope_version": __version__}
-        targets = [{"targets": [asked], "labels": labels}] if _HOST.fullmatch(asked) else []
-        return json_reply(HTTPStatus.OK, targets)
+        itself = [{"targets": [asked], "labels": labels}] if _HOST.fullmatch(asked) else []
+        return json_reply(HTTPStatus.OK, itself)
 
     return Route("GET", NODE_PATH, whole_node), Route("GET", DISCOVERY_PATH, discovery)
 

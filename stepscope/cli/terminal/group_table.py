@@ -16,6 +16,7 @@ from stepscope.core.errors import printable
 from stepscope.core.text.numbers import UNKNOWN, counted, listed
 from stepscope.core.text.wording import cause_phrase
 from stepscope.workflow.nodes.groups import GroupBy, MachineGroup, Outlier, Problem, job_text
+from stepscope.workflow.nodes.status import next_step_of
 
 if TYPE_CHECKING:
     from stepscope.core.documents.node import StatusFinding
@@ -122,7 +123,8 @@ def problem_lines(problems: Iterable[Problem], by: GroupBy | None) -> Iterator[s
         group = "" if by in (None, GroupBy.NODE) else f"{one.group or f'no known {_WORDS[by]}'}: "
         message = finding.message if one.is_same else f"{finding.message}, and others like it"
         line = f"{finding.severity}: {group}{_places(one, by)}: {message}"
-        yield printable(f"{line}; {finding.action}" if finding.action else line)
+        further = next_step_of(finding)
+        yield printable(f"{line}; {further}" if further else line)
 
 
 def _places(problem: Problem, by: GroupBy | None) -> str:

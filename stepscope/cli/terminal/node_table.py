@@ -11,11 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from stepscope.core.errors import printable
+from stepscope.core.hardware.health import Severity
 from stepscope.core.text.numbers import UNKNOWN, counted
 from stepscope.core.text.wording import cause_phrase
 
 if TYPE_CHECKING:
     from stepscope.core.documents.node import Node, NodeDevice
+    from stepscope.core.hardware.health import OperatorNote
     from stepscope.workflow.nodes.answers import NodeAnswer
 
 _OLD_SECONDS = 5.0
@@ -105,7 +107,7 @@ def _row(node: Node, device: NodeDevice, age: float) -> Sequence[Text | str]:
         _number(values.get("sm_clock_hertz"), 1e6),
         _throttled(device.by_label.get("throttle_reason", {})),
     )
-    return (*(_text(cell, style) for cell in cells), _health(device, age))
+    return (*(_text(cell, style) for cell in cells), _health(node, device, age))
 
 
 def _job(device: NodeDevice) -> str:
@@ -120,7 +122,7 @@ def _throttled(reasons: dict[str, float]) -> str:
     return ", ".join(_SHORT.get(name, name.replace("_", " ")) for name in active)
 
 
-def _health(device: NodeDevice, age: float) -> Text:
+def _health(node: Node, device: NodeDevice, age: float) -> Text:
     old = max(age, device.age_seconds or 0.0)
     since = f" ({old:.0f} s old)" if old > _OLD_SECONDS else ""
     if device.is_up is False:
@@ -128,7 +130,20 @@ def _health(device: NodeDevice, age: float) -> Text:
     if device.health is None:
         return Text(f"{UNKNOWN}{since}")
     state = device.health.state if not device.health.reason else f"{device.health.state}: {device.health.reason}"
-    return _text(state + since, _STYLES.get(device.health.state, ""))
+    note = _acknowledgement(node, device)
+    known = f" (acknowledged by {note.by})" if note else ""
+    return _text(state + known + since, "dim" if note else _STYLES.get(device.health.state, ""))
+
+
+def _acknowledgement(node: Node, device: NodeDevice) -> OperatorNote | None:
+    """The note on the worst open event of a GPU, if all of them are acknowledged."""
+    uuid = device.device.uuid
+    notes = [
+        event.acknowledged
+        for event in node.events
+        if event.ended_ns is None and event.severity is not Severity.INFO and ("uuid", uuid) in event.labels
+    ]
+    return notes[0] if notes and None not in notes else None
 
 
 def _text(text: str, style: str = "") -> Text:

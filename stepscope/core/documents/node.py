@@ -12,7 +12,7 @@ from typing import Any
 from stepscope.core.documents.health import event_document
 from stepscope.core.documents.jobs import Assignment, FleetClass, Job, JobClass
 from stepscope.core.hardware.devices import Device
-from stepscope.core.hardware.health import Health, HealthEvent
+from stepscope.core.hardware.health import Health, HealthEvent, OperatorNote
 from stepscope.core.protocol.messages import Heartbeat, Hello
 from stepscope.core.vocabulary import Notice
 
@@ -279,6 +279,8 @@ class StatusFinding:
         action: what to do, for people; empty if not known.
         rack: of the machine; empty if not known.
         jobs: that have the device, of the machine those that have any.
+        event: id of the health event; empty of what is none.
+        acknowledged: by whom and why; None: by nobody. An acknowledged finding does not count as wrong.
     """
 
     agent: str
@@ -291,6 +293,8 @@ class StatusFinding:
     action: str = ""
     rack: str = ""
     jobs: tuple[Job, ...] = ()
+    event: str = ""
+    acknowledged: OperatorNote | None = None
 
 
 class NodeState(StrEnum):

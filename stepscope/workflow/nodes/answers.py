@@ -83,10 +83,14 @@ def ask_node(client: AgentClient) -> node_documents.Node:
 
 
 def _node_of(body: Body) -> node_documents.Node:
-    """The document of an answer.
+    return _checked_node(json_of(body))
+
+
+def json_of(body: Body) -> dict[str, Any]:
+    """Answers of nodes: the JSON object that an agent answered with.
 
     Raises:
-        UnreachableError: it is not a node's document.
+        UnreachableError: it is an error, or something else.
     """
     status, content = body
     try:
@@ -101,7 +105,7 @@ def _node_of(body: Body) -> node_documents.Node:
     if not isinstance(document, dict):
         begin = content[:_MAX_SHOWN_BYTES].decode(errors="replace").strip()
         raise UnreachableError(f"its answer is not a JSON object: is that an agent? ({begin or 'empty'})")
-    return _checked_node(document)
+    return document
 
 
 def _checked_node(document: Mapping[str, Any]) -> node_documents.Node:

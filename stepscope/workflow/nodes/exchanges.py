@@ -120,7 +120,7 @@ class AgentExchanges:
     async def _connect(self, client: AgentClient, exchange: _Exchange) -> None:
         """Connect to the first address that answers, and send the request."""
         context = client.context()
-        name = None if context is None else client.host
+        name = None if context is None else client.server_name or client.host
         error: OSError = OSError("no address")
         for host in await self._lookups.addresses(client.host, client.port):
             try:

@@ -15,9 +15,9 @@ from stepscope.core.documents.node import NodeDevice, StatusFinding, StatusRepor
 from stepscope.core.hardware.health import Severity
 from stepscope.core.vocabulary import Cause
 from stepscope.workflow.nodes.answers import NodeAnswer
-from stepscope.workflow.nodes.status import status_of
+from stepscope.workflow.nodes.status import is_wrong, status_of
 
-RACK_LABELS = ("rack", "__meta_stepscope_rack")
+RACK_LABELS = ("rack", "__meta_rack", "topology_rack")
 """Labels of targets that name a rack; the first that is set counts."""
 
 
@@ -81,12 +81,12 @@ def problems_of(report: StatusReport, by: GroupBy | None = None) -> list[Problem
     Args:
         by: None joins those of all machines.
     """
-    joined: dict[tuple[str, ...], list[StatusFinding]] = {}
+    joined: dict[tuple[object, ...], list[StatusFinding]] = {}
     for finding in report.findings:
-        kind = finding.severity, finding.code, _NUMBER.sub("#", finding.message)
+        kind = finding.severity, finding.code, _NUMBER.sub("#", finding.message), finding.acknowledged
         for group in _groups_of(finding, by):
             joined.setdefault((group, *kind), []).append(finding)
-    made = [_problem(key[0], findings) for key, findings in joined.items()]
+    made = [_problem(str(key[0]), findings) for key, findings in joined.items()]
     made.sort(key=lambda one: (_ORDER.index(one.finding.severity), -len(one.places)))
     if by is not None:  # the groups stay together, the worst first
         places = {group: number for number, group in enumerate(dict.fromkeys(one.group for one in made))}
@@ -182,7 +182,7 @@ class MachineGroup:
     @property
     def is_quiet(self) -> bool:
         """Whether nothing there needs a look."""
-        return not self.outliers and all(one.severity == Severity.INFO for one in self.findings)
+        return not self.outliers and not any(map(is_wrong, self.findings))
 
     @property
     def num_gpus(self) -> int:

