@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ from stepscope.agent.exporter.metrics_page import DcgmNames, MetricsPage
 from stepscope.agent.exporter.selection import selected_series
 from stepscope.agent.gpus.supervisor import ProbeTiming
 from stepscope.agent.health.health_store import HealthStore
+from stepscope.agent.kubernetes.reporter import NodeReporter, node_reporter_of
 from stepscope.agent.polling import STALE_SECONDS
 from stepscope.agent.sources import GPUS, AgentSources, summary_of_sources, wait_for_sources
 from stepscope.agent.state_directory import StateLock, agent_token, state_directory
@@ -70,7 +71,11 @@ class Agent:
         self._state_directory = state_directory(settings.state.directory)
         self._lock = StateLock(self._state_directory)
         health_store = HealthStore(self._state_directory, may_write=lambda: self._lock.is_held)
-        self._sources = agent_sources_of(configuration, self._training, self._kineto, health_store)
+        with _located_error(configuration, "kubernetes.report"):
+            self._kubernetes = node_reporter_of(settings.kubernetes, self._host, os.environ)
+        self._sources = agent_sources_of(
+            configuration, self._training, self._kineto, health_store, kubernetes=self._kubernetes
+        )
         interval = settings.gpus.interval
         self._counters = (
             CounterFeed(self._training, self._sources.states, interval=interval) if self._training else None
@@ -115,7 +120,10 @@ class Agent:
             health = health_routes(sources.health, host=self._host)
             routes = (*page_routes(page, sources.states), *api, *health, *capture_routes(captures))
             server = AgentServer(self.address, routes, access, guard)
-            with sources, server, self._counters or nullcontext(), self._targets or nullcontext():
+            beside = [one for one in (self._counters, self._targets, self._kubernetes) if one is not None]
+            with sources, server, ExitStack() as stack:
+                for one in beside:
+                    stack.enter_context(one)
                 say(f"{server.url}/metrics serves the metrics")
                 if wait_for_sources(sources, stop):
                     trim_memory()
@@ -147,6 +155,8 @@ def agent_sources_of(
     training: TrainingServer | None = None,
     kineto: KinetoBackend | None = None,
     health_store: HealthStore | None = None,
+    *,
+    kubernetes: NodeReporter | None = None,
 ) -> AgentSources:
     """The sources that an agent with these settings reads; see `Agent`."""
     settings = configuration.settings
@@ -164,6 +174,7 @@ def agent_sources_of(
         training_series_of_user=settings.training.user_series,
         kineto=kineto,
         nccl_ras=address,
+        kubernetes=kubernetes,
         thresholds=settings.health,
         jobs=settings.jobs,
         health_store=health_store,
