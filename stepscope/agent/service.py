@@ -43,6 +43,7 @@ from stepscope.core.errors import UsageError
 from stepscope.core.process import trim_memory
 
 if TYPE_CHECKING:
+    from stepscope.agent.exporter.otlp_push import OtlpPush
     from stepscope.workflow.nodes.targets import TargetList
 
 
@@ -68,6 +69,7 @@ class Agent:
         self._training = _training(configuration)
         self._kineto = _kineto(configuration)
         self._host = node_name(settings.jobs.node)
+        self._otlp = _otlp(configuration, self._host)
         self._state_directory = state_directory(settings.state.directory)
         self._lock = StateLock(self._state_directory)
         health_store = HealthStore(self._state_directory, may_write=lambda: self._lock.is_held)
@@ -110,6 +112,7 @@ class Agent:
             dcgm_names=self._dcgm_names,
             hostname=self._host,
             log_lines_dropped=log_lines_dropped,
+            own_readings=self._otlp.readings if self._otlp else tuple,
         )
         # the lock first and last: an agent that is refused has touched nothing, one that ends has released everything
         with self._lock, self._training or nullcontext(), self._kineto or nullcontext(), captures:
@@ -124,6 +127,8 @@ class Agent:
             with sources, server, ExitStack() as stack:
                 for one in beside:
                     stack.enter_context(one)
+                if self._otlp is not None:
+                    stack.enter_context(self._otlp.running(lambda: page.encoded()[0]))
                 say(f"{server.url}/metrics serves the metrics")
                 if wait_for_sources(sources, stop):
                     trim_memory()
@@ -179,6 +184,17 @@ def agent_sources_of(
         jobs=settings.jobs,
         health_store=health_store,
     )
+
+
+def _otlp(configuration: Configuration, host: str) -> OtlpPush | None:
+    settings = configuration.settings.otlp
+    if not settings.endpoint:
+        return None
+    from stepscope.agent.exporter.otlp_push import OtlpPush, otlp_endpoint_of
+
+    with _located_error(configuration, "otlp.endpoint"):
+        endpoint = otlp_endpoint_of(settings.endpoint)
+    return OtlpPush(endpoint, host=host, interval=settings.interval_seconds, timeout=settings.timeout_seconds)
 
 
 def _targets(sources: Sequence[str]) -> TargetList | None:

@@ -280,6 +280,18 @@ class ExporterSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class OtlpSettings:
+    """Settings of the agent: push of its metrics to an OpenTelemetry collector."""
+
+    endpoint: str = key(
+        "", "URL of an OTLP/HTTP endpoint that all metrics are pushed to; empty: none.", flag="--otlp-endpoint",
+        metavar="URL",
+    )  # fmt: skip
+    interval_seconds: float = key(15.0, "Seconds between two pushes.", least=1.0)
+    timeout_seconds: float = key(10.0, "Seconds that a push may take.", least=0.1, most=300.0)
+
+
+@dataclass(frozen=True, slots=True)
 class DcgmSettings:
     """Settings of the agent: input from a dcgm-exporter, and output under DCGM's metric names."""
 
@@ -373,6 +385,7 @@ class AgentSettings:
     web: WebSettings = WebSettings()
     gpus: GpuSettings = GpuSettings()
     exporter: ExporterSettings = ExporterSettings()
+    otlp: OtlpSettings = OtlpSettings()
     dcgm: DcgmSettings = DcgmSettings()
     state: StateSettings = StateSettings()
     training: TrainingSettings = TrainingSettings()

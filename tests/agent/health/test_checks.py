@@ -351,12 +351,12 @@ def test_a_slowdown_that_lasts_is_known_within_a_minute() -> None:
     machine = Machine()
     machine.look(1)
     machine.set(_throttled("hardware_power_brake"))
-    machine.looks(44, 1)
+    machine.looks(29, 1)
     assert machine.codes() == []
     machine.looks(2, 1)
     (event,) = machine.open()
     assert (event.code, event.action) == ("hardware_slowdown", Action.CHECK_MECHANICALS)
-    assert event.message == "the clocks have been lowered by the power supply's brake for 45 s without a break"
+    assert event.message == "the clocks have been lowered by the power supply's brake for 30 s without a break"
     machine.set({"throttle_reason{reason=hardware_power_brake}": 0.0})
     machine.looks(40)
     assert machine.codes() == []

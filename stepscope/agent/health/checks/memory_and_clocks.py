@@ -114,7 +114,7 @@ def _flag(code: str, sample: TimedValue, severity: Severity, action: Action, mes
 
 
 _MARGIN_LEAVE_CELSIUS = 3.0
-_LASTING_SECONDS = 45.0
+_LASTING_SECONDS = 30.0
 """So that it is known within a minute."""
 _REASONS = {
     "hardware_power_brake": (Action.CHECK_MECHANICALS, "the power supply's brake"),
