@@ -1,7 +1,6 @@
 """A strict stand-in for the Kubernetes API: nodes/status and events over HTTPS, with RBAC of the shipped manifest.
 
-It is at least as strict as kube-apiserver 1.36 was seen to be (`test_real_api`), which takes longer messages and other
-names of events as well.
+It is as strict as kube-apiserver 1.36 was seen to be (`test_real_api`), and stricter with names of events.
 """
 
 from __future__ import annotations
