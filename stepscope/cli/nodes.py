@@ -262,7 +262,7 @@ def _status_lines(report: StatusReport, by: str | None, *, is_unknown: bool) -> 
     elif wrong:
         sick = {(finding.agent, finding.gpu) for finding in wrong if finding.gpu}
         parts.append(f"{counted(len(sick), 'GPU')} not well")
-    if unknown:
+    if unknown and not is_unknown:
         parts.append(f"{counted(unknown, 'machine')} unknown")
     if is_joined:
         num_ok = sum(1 for node in report.nodes if node.state is NodeState.OK)
