@@ -1,166 +1,112 @@
-"""Series and memory of a Prometheus that scrapes many nodes with the rules of deploy/prometheus.
+"""Time of `stepscope status` and `top` over many agents, beside plain requests to the same agents.
 
-    python -m benchmarks.agent.many_nodes [--nodes 125] [--gpus 8] [--metrics default] [--minutes 3] [--out FILE.json]
+    python -m benchmarks.agent.many_nodes [--count 1250] [--hanging 20] [--garbage 14] [--rounds 5] [--old] [--urgent]
 
-The page of a real agent on the fake driver of the tests is recorded once. A server gives it to Prometheus once for each
-node, with the GPUs' UUIDs of that node; a file of targets has labels for cluster, rack and instance. After some minutes
-of scrapes every 15 s: series in memory, resident memory, and how long the rules take.
+The agents are those of `simulated_agents`, served by one process. In each round every command runs once, and so does
+the client alone: all requests without any parsing, and `curl --parallel` where it is installed. The ratio of a command
+to the client's time says what reading and judging the answers costs, whatever else this machine does. The time limit,
+which silent agents take in any case, is part of both. Wall and CPU seconds are medians. With `--urgent` (needs root)
+agents and commands get priority over all other processes, as if the machine were idle.
 """
 
 from __future__ import annotations
 
 import argparse
-import http.server
 import json
 import os
 import shutil
-import subprocess
+import sys
 import tempfile
-import threading
-import time
-import urllib.parse
-import urllib.request
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from statistics import median
 
-from benchmarks.agent.real_agent import started_agent
-from benchmarks.measurement import resident_bytes
-from tests.collectors.fake_nvml import profiles
-from tests.collectors.fake_nvml.library import FakeNvml, build_fake_nvml
+from benchmarks.agent.simulated_agents import Fleet, recorded_document, simulated_agents
+from benchmarks.measurement import Cost, measure
 
-_RULES = Path(__file__).parents[2] / "deploy/prometheus"
-_NODES_OF_A_RACK = 16
-_SETTLE_SECONDS = 20.0
-_START_SECONDS = 30.0
-
-
-def _recorded_page(num_gpus: int, metrics: str, folder: Path) -> str:
-    machine = FakeNvml(build_fake_nvml(folder / "library"), folder / "nvml.conf")
-    for index in range(num_gpus):
-        machine.add(profiles.h100(index))
-    machine.write()
-    settings = {"STEPSCOPE_AGENT__EXPORTER__METRICS": metrics, "STEPSCOPE_AGENT__KINETO__ENABLED": "false"}
-    with started_agent(folder, environment={**machine.environment(), **settings}) as agent:
-        time.sleep(_SETTLE_SECONDS)  # the fleet class takes ten seconds of samples
-        with urllib.request.urlopen(f"http://127.0.0.1:{agent.port}/metrics", timeout=30) as reply:
-            page: str = reply.read().decode()
-    return page
-
-
-class _Pages(http.server.BaseHTTPRequestHandler):
-    """The recorded page; the query names the node."""
-
-    page = ""
-
-    def do_GET(self) -> None:
-        node = int(urllib.parse.parse_qs(urllib.parse.urlparse(self.path).query)["node"][0])
-        body = self.page.replace('uuid="GPU-', f'uuid="GPU-{node:04d}-').encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "text/plain; version=0.0.4")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
+_SECONDS = 2.0
+"""The time limit of the commands."""
+_PLAIN = """
+import sys, threading
+from stepscope.workflow.nodes.agent_client import agent_client
+from stepscope.workflow.nodes.exchanges import AgentExchanges
+clients = [agent_client(line) for line in open(sys.argv[1]).read().split()]
+left, done, size = len(clients), threading.Event(), 0
+def keep(agent, answer):
+    global left, size
+    left -= 1
+    size += len(answer[1]) if isinstance(answer, tuple) else 0
+    if not left: done.set()
+with AgentExchanges(clients, seconds=float(sys.argv[2])) as exchanges:
+    exchanges.get([str(client) for client in clients], sys.argv[3], keep)
+    done.wait()
+print(size)
+"""
 
 
-def _configuration(folder: Path, port: int, num_nodes: int) -> Path:
-    targets = [
-        {
-            "targets": [f"127.0.0.1:{port}"],
-            "labels": {
-                "__param_node": str(node),
-                "instance": f"node{node:04d}",
-                "cluster": "c1",
-                "rack": f"r{node // _NODES_OF_A_RACK}",
-            },
-        }
-        for node in range(num_nodes)
-    ]
-    (folder / "targets.json").write_text(json.dumps(targets))
-    document = {
-        "global": {"scrape_interval": "15s", "scrape_timeout": "10s", "evaluation_interval": "15s"},
-        "rule_files": [str(_RULES / name) for name in ("rules.yml", "recording_rules.yml")],
-        "scrape_configs": [{"job_name": "stepscope", "file_sd_configs": [{"files": [str(folder / "targets.json")]}]}],
+def _commands(agents: Path) -> dict[str, list[str]]:
+    stepscope = [sys.executable, "-m", "stepscope"]
+    plain = [sys.executable, "-c", _PLAIN, str(agents), str(_SECONDS)]
+    commands = {
+        "client alone, view=status": [*plain, "/api/v1/node?view=status"],
+        "status": [*stepscope, "status", "--agents", str(agents)],
+        "status --by job": [*stepscope, "status", "--by", "job", "--agents", str(agents)],
+        "client alone, view=table": [*plain, "/api/v1/node?view=table"],
+        "top --once": [*stepscope, "top", "--once", "--agents", str(agents)],
+        "client alone, all": [*plain, "/api/v1/node"],
+        "status --json": [*stepscope, "status", "--json", "--agents", str(agents)],
+        "top --json": [*stepscope, "top", "--json", "--agents", str(agents)],
     }
-    file = folder / "prometheus.yml"
-    file.write_text(json.dumps(document))  # JSON is YAML
-    return file
+    if shutil.which("curl"):
+        urls = agents.with_suffix(".curl")
+        lines = [f'url = "http://{line}/api/v1/node"\noutput = "/dev/null"' for line in agents.read_text().split()]
+        urls.write_text("\n".join(lines))
+        commands["curl --parallel, all"] = [
+            *("curl", "--silent", "--parallel", "--parallel-immediate", "--parallel-max", "300"),
+            *("--max-time", str(_SECONDS), "--config", str(urls)),
+        ]
+    return commands
 
 
-def _ask(port: int, what: str, **parameters: str) -> Any:
-    url = f"http://127.0.0.1:{port}/api/v1/{what}?{urllib.parse.urlencode(parameters)}"
-    with urllib.request.urlopen(url, timeout=30) as reply:
-        return json.load(reply)["data"]
-
-
-def _value(port: int, query: str) -> float:
-    result = _ask(port, "query", query=query)["result"]
-    return float(result[0]["value"][1]) if result else 0.0
-
-
-def _measured(port: int, pid: int) -> dict[str, float]:
-    groups = _ask(port, "rules")["groups"]
-    failed = [rule["name"] for group in groups for rule in group["rules"] if rule.get("lastError")]
-    if failed:
-        raise SystemExit(f"these rules fail: {', '.join(failed)}")
-    return {
-        "nodes_up": _value(port, 'sum(up{job="stepscope"})'),
-        "series": float(_ask(port, "status/tsdb")["headStats"]["numSeries"]),
-        "series_of_a_node": _value(port, 'avg(scrape_samples_scraped{job="stepscope"})'),
-        "recorded_series": _value(port, 'count({__name__=~".+:.+:.+"})'),
-        "resident_mib": resident_bytes(pid) / 1024**2,
-        "slowest_rules_seconds": max(group["evaluationTime"] for group in groups),
-    }
+def _baseline(name: str) -> str:
+    view = "status" if name in ("status", "status --by job", "status --json") else "table" if "once" in name else ""
+    return f"client alone, view={view}" if view else "client alone, all"
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nodes", type=int, default=125)
-    parser.add_argument("--gpus", type=int, default=8)
-    parser.add_argument("--metrics", default="default")
-    parser.add_argument("--minutes", type=float, default=3.0)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--count", type=int, default=1250)
+    parser.add_argument("--hanging", type=int, default=20)
+    parser.add_argument("--garbage", type=int, default=14)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--old", action="store_true", help="the agents know no views of their document")
+    parser.add_argument("--document", type=Path, help="a recorded document of a node; else one is recorded")
+    parser.add_argument("--urgent", action="store_true", help="before all other processes, as if the machine were idle")
     options = parser.parse_args()
-    prometheus = shutil.which("prometheus")
-    if prometheus is None:
-        raise SystemExit("prometheus is not installed")
+    fleet = Fleet(options.count, options.hanging, options.garbage)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        _Pages.page = _recorded_page(options.gpus, options.metrics, folder)
-        pages = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Pages)
-        other = http.server.HTTPServer(("127.0.0.1", 0), _Pages)  # a free port for Prometheus
-        port = other.server_port
-        other.server_close()
-        threading.Thread(target=pages.serve_forever, daemon=True).start()
-        command = [
-            prometheus,
-            f"--config.file={_configuration(folder, pages.server_port, options.nodes)}",
-            f"--web.listen-address=127.0.0.1:{port}",
-            f"--storage.tsdb.path={folder / 'data'}",
-            "--log.level=error",
-        ]
-        with subprocess.Popen(command, env=os.environ) as process:
-            try:
-                end = time.monotonic() + _START_SECONDS
-                while time.monotonic() < end:
-                    with suppress(OSError):
-                        _ask(port, "status/buildinfo")
-                        break
-                    time.sleep(0.2)
-                time.sleep(60.0 * options.minutes)
-                found = _measured(port, process.pid)
-            finally:
-                process.terminate()
-                process.wait(30)
-        pages.shutdown()
-    for key, value in found.items():
-        print(f"{key}: {value:,.2f}")
-    if options.out:
-        options.out.write_text(json.dumps(found, indent=1))
+        document = options.document or folder / "node.json"
+        if not options.document:
+            document.write_text(json.dumps(recorded_document()))
+        agents = folder / "agents.txt"
+        agents.write_text("".join(f"{fleet.address(index)}\n" for index in range(fleet.count)))
+        commands = _commands(agents)
+        costs: dict[str, list[Cost]] = {one: [] for one in commands}
+        with simulated_agents(fleet, document, is_old=options.old) as served:
+            for pid in (0, served) if options.urgent else ():
+                os.sched_setscheduler(pid, os.SCHED_RR, os.sched_param(1))
+            for _ in range(options.rounds):
+                for one, command in commands.items():
+                    costs[one].append(measure(command))
+    print(f"{fleet.count} agents, {fleet.hanging} hang, {fleet.garbage} answer garbage; load {os.getloadavg()[0]:.1f}")
+    print(f"{'':28} wall s (least)   CPU s   to the client alone   lines")
+    for one, of_command in costs.items():
+        wall, least = median(cost.wall_seconds for cost in of_command), min(cost.wall_seconds for cost in of_command)
+        cpu = median(cost.cpu_seconds for cost in of_command)
+        other = median(cost.wall_seconds for cost in costs[_baseline(one)])
+        num_lines = of_command[-1].output.count("\n")
+        print(f"{one:28} {wall:6.2f} ({least:5.2f})  {cpu:6.2f}   {wall / other:19.2f}   {num_lines:5}")
 
 
 if __name__ == "__main__":
