@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ from stepscope.agent.exporter.metrics_page import DcgmNames, MetricsPage
 from stepscope.agent.exporter.selection import selected_series
 from stepscope.agent.gpus.supervisor import ProbeTiming
 from stepscope.agent.health.health_store import HealthStore
+from stepscope.agent.kubernetes.reporter import NodeReporter, node_reporter_of
 from stepscope.agent.polling import STALE_SECONDS
 from stepscope.agent.sources import GPUS, AgentSources, summary_of_sources, wait_for_sources
 from stepscope.agent.state_directory import StateLock, agent_token, state_directory
@@ -42,6 +43,7 @@ from stepscope.core.errors import UsageError
 from stepscope.core.process import trim_memory
 
 if TYPE_CHECKING:
+    from stepscope.agent.exporter.otlp_push import OtlpPush
     from stepscope.workflow.nodes.targets import TargetList
 
 
@@ -67,10 +69,15 @@ class Agent:
         self._training = _training(configuration)
         self._kineto = _kineto(configuration)
         self._host = node_name(settings.jobs.node)
+        self._otlp = _otlp(configuration, self._host)
         self._state_directory = state_directory(settings.state.directory)
         self._lock = StateLock(self._state_directory)
         health_store = HealthStore(self._state_directory, may_write=lambda: self._lock.is_held)
-        self._sources = agent_sources_of(configuration, self._training, self._kineto, health_store)
+        with _located_error(configuration, "kubernetes.report"):
+            self._kubernetes = node_reporter_of(settings.kubernetes, self._host, os.environ)
+        self._sources = agent_sources_of(
+            configuration, self._training, self._kineto, health_store, kubernetes=self._kubernetes
+        )
         interval = settings.gpus.interval
         self._counters = (
             CounterFeed(self._training, self._sources.states, interval=interval) if self._training else None
@@ -105,6 +112,7 @@ class Agent:
             dcgm_names=self._dcgm_names,
             hostname=self._host,
             log_lines_dropped=log_lines_dropped,
+            own_readings=self._otlp.readings if self._otlp else tuple,
         )
         # the lock first and last: an agent that is refused has touched nothing, one that ends has released everything
         with self._lock, self._training or nullcontext(), self._kineto or nullcontext(), captures:
@@ -115,7 +123,12 @@ class Agent:
             health = health_routes(sources.health, host=self._host)
             routes = (*page_routes(page, sources.states), *api, *health, *capture_routes(captures))
             server = AgentServer(self.address, routes, access, guard)
-            with sources, server, self._counters or nullcontext(), self._targets or nullcontext():
+            beside = [one for one in (self._counters, self._targets, self._kubernetes) if one is not None]
+            with sources, server, ExitStack() as stack:
+                for one in beside:
+                    stack.enter_context(one)
+                if self._otlp is not None:
+                    stack.enter_context(self._otlp.running(lambda: page.encoded()[0]))
                 say(f"{server.url}/metrics serves the metrics")
                 if wait_for_sources(sources, stop):
                     trim_memory()
@@ -147,6 +160,8 @@ def agent_sources_of(
     training: TrainingServer | None = None,
     kineto: KinetoBackend | None = None,
     health_store: HealthStore | None = None,
+    *,
+    kubernetes: NodeReporter | None = None,
 ) -> AgentSources:
     """The sources that an agent with these settings reads; see `Agent`."""
     settings = configuration.settings
@@ -164,10 +179,22 @@ def agent_sources_of(
         training_series_of_user=settings.training.user_series,
         kineto=kineto,
         nccl_ras=address,
+        kubernetes=kubernetes,
         thresholds=settings.health,
         jobs=settings.jobs,
         health_store=health_store,
     )
+
+
+def _otlp(configuration: Configuration, host: str) -> OtlpPush | None:
+    settings = configuration.settings.otlp
+    if not settings.endpoint:
+        return None
+    from stepscope.agent.exporter.otlp_push import OtlpPush, otlp_endpoint_of
+
+    with _located_error(configuration, "otlp.endpoint"):
+        endpoint = otlp_endpoint_of(settings.endpoint)
+    return OtlpPush(endpoint, host=host, interval=settings.interval_seconds, timeout=settings.timeout_seconds)
 
 
 def _targets(sources: Sequence[str]) -> TargetList | None:

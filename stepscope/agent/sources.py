@@ -22,6 +22,7 @@ from stepscope.agent.health.health_source import HealthSource
 from stepscope.agent.health.health_store import HealthStore
 from stepscope.agent.health.memory import HealthMemory
 from stepscope.agent.jobs.job_collector import job_sources
+from stepscope.agent.kubernetes.reporter import NodeReporter
 from stepscope.agent.polling import ScheduledSource, SharedThread, SourceState
 from stepscope.agent.training_link.server import TrainingServer
 from stepscope.agent.training_link.training_source import DEFAULT_SERIES_OF_USER, TrainingSource
@@ -58,6 +59,7 @@ class AgentSources:
         training: server of training processes; opened and closed by the caller.
         kineto: server of processes without stepscope; opened and closed by the caller.
         nccl_ras: host and port of NCCL's RAS service; None: it is not asked.
+        kubernetes: reporter of health to Kubernetes; opened and closed by the caller.
         health_store: keeps health over a restart; None: it is not kept.
 
     Attributes:
@@ -75,6 +77,7 @@ class AgentSources:
         training_series_of_user: int = DEFAULT_SERIES_OF_USER,
         kineto: KinetoBackend | None = None,
         nccl_ras: tuple[str, int] | None = None,
+        kubernetes: NodeReporter | None = None,
         thresholds: HealthThresholds | None = None,
         health_store: HealthStore | None = None,
     ) -> None:
@@ -120,6 +123,11 @@ class AgentSources:
         self.fleet = FleetSource(self._read_states, self.assignments)
         classes = ScheduledSource("fleet_class", self.fleet, interval=timing.interval)
         self._derived = [ScheduledSource("health", self.health, interval=health_interval), classes]
+        if kubernetes is not None:
+            kubernetes.report = self.health.report
+            to_kubernetes = ScheduledSource("kubernetes_node", kubernetes, interval=health_interval)
+            self._derived.append(to_kubernetes)
+            together.append(to_kubernetes)
         together.append(classes)
         apart = [source for source in (*self._sources, *self._derived) if source not in together]
         self._threads: list[SharedThread | ScheduledSource] = [SharedThread(together), *apart]

@@ -262,7 +262,7 @@ def _status_lines(report: StatusReport, by: str | None, *, is_unknown: bool) -> 
     elif wrong:
         sick = {(finding.agent, finding.gpu) for finding in wrong if finding.gpu}
         parts.append(f"{counted(len(sick), 'GPU')} not well")
-    if unknown:
+    if unknown and not is_unknown:
         parts.append(f"{counted(unknown, 'machine')} unknown")
     if is_joined:
         num_ok = sum(1 for node in report.nodes if node.state is NodeState.OK)
@@ -369,6 +369,8 @@ def _table(
 
 
 def _print_document(answers: Sequence[NodeAnswer], notices: Sequence[Notice]) -> None:
+    import msgspec
+
     from stepscope.workflow.nodes.answers import silent_agents
 
     nodes = [
@@ -376,7 +378,8 @@ def _print_document(answers: Sequence[NodeAnswer], notices: Sequence[Notice]) ->
         for one in answers
     ]
     warnings = [asdict(warning) for warning in (*silent_agents(answers), *notices)]
-    click.echo(json.dumps({"schema": _SCHEMA, "nodes": nodes, "warnings": warnings}))
+    document = {"schema": _SCHEMA, "nodes": nodes, "warnings": warnings}
+    click.echo(msgspec.json.encode(document))  # of 1,250 machines 50 MB
 
 
 def _show_live(watch: NodeWatch, interval: float, table: Callable[[], RenderableType]) -> None:

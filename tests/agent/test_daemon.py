@@ -241,3 +241,14 @@ def test_a_file_that_is_a_pipe_is_an_error_and_not_waited_for(setting: str, mach
         assert process.wait(_PATIENCE) == 2
         assert process.stderr is not None
         assert b"is not a file" in process.stderr.read()
+
+
+def test_pipes_in_its_state_directory_do_not_keep_it_from_starting(machine: FakeNvml, tmp_path: Path) -> None:
+    machine.add(profiles.h100(0))
+    machine.write()
+    (tmp_path / "state").mkdir()
+    for name in ("captures.json", "token", "health.jsonl"):
+        os.mkfifo(tmp_path / "state" / name, 0o600)
+    with _agent(machine, tmp_path, subprocess.DEVNULL) as (process, url):
+        _until(lambda: bool(_page(f"{url}/readyz")), "not ready")
+        _ends(process)

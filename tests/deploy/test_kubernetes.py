@@ -12,6 +12,8 @@ import pytest
 import yaml
 
 from stepscope.agent.config.configuration import load_configuration
+from stepscope.agent.config.settings import KubernetesSettings
+from stepscope.agent.kubernetes.node_report import EVENT_NAMESPACE
 from stepscope.agent.service import Agent
 from tests.deploy.conftest import DEPLOY, Run
 
@@ -112,3 +114,26 @@ def test_what_pods_are_part_of_takes_one_verb_on_pods(objects: dict[str, Any], t
     account = objects["ServiceAccount"]["metadata"]
     assert binding["subjects"] == [{"kind": "ServiceAccount"} | {key: account[key] for key in ("name", "namespace")}]
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
+
+
+def test_a_nodes_condition_takes_two_verbs_and_reads_nothing(objects: dict[str, Any], tmp_path: Path, run: Run) -> None:
+    shutil.copy(_FOLDER / "node-condition.yaml", tmp_path)
+    (tmp_path / "kustomization.yaml").write_text("resources: [node-condition.yaml]\n")
+    done = run("kubectl", "kustomize", tmp_path)
+    assert done.returncode == 0, done.stderr
+    by_kind = {one["kind"]: one for one in yaml.safe_load_all(done.stdout)}
+    assert by_kind["ClusterRole"]["rules"] == [{"apiGroups": [""], "resources": ["nodes/status"], "verbs": ["patch"]}]
+    assert by_kind["Role"]["rules"] == [{"apiGroups": [""], "resources": ["events"], "verbs": ["create"]}]
+    assert by_kind["Role"]["metadata"]["namespace"] == EVENT_NAMESPACE
+    account = objects["ServiceAccount"]["metadata"]
+    for role in ("ClusterRole", "Role"):
+        binding = by_kind[f"{role}Binding"]
+        assert binding["subjects"] == [
+            {"kind": "ServiceAccount"} | {key: account[key] for key in ("name", "namespace")}
+        ]
+        assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) == (role, by_kind[role]["metadata"]["name"])
+    policy = by_kind["ValidatingAdmissionPolicy"]
+    user = policy["spec"]["matchConditions"][0]["expression"]
+    assert f'"system:serviceaccount:{account["namespace"]}:{account["name"]}"' in user
+    assert f'"{KubernetesSettings().condition}"' in policy["spec"]["validations"][1]["expression"]
+    assert by_kind["ValidatingAdmissionPolicyBinding"]["spec"]["policyName"] == policy["metadata"]["name"]

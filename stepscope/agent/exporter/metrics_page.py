@@ -49,6 +49,7 @@ class MetricsPage:
         dcgm_names: names under which GPUs are shown as dcgm-exporter does as well; None: not at all.
         hostname: for those; the machine's name by default.
         log_lines_dropped: number of lines that the agent's log did not take so far.
+        own_readings: of other parts of the agent that are no sources.
         stale_seconds: age of a collection from which its values are left out.
     """
 
@@ -60,6 +61,7 @@ class MetricsPage:
         dcgm_names: DcgmNames | None = None,
         hostname: str | None = None,
         log_lines_dropped: Callable[[], int] = int,
+        own_readings: Callable[[], Sequence[Reading]] = tuple,
         stale_seconds: float = STALE_SECONDS,
         wall_clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
@@ -68,6 +70,7 @@ class MetricsPage:
         self._dcgm_names = dcgm_names
         self._hostname = node_name(hostname or "")
         self._log_lines_dropped = log_lines_dropped
+        self._own_readings = own_readings
         self._stale_seconds = stale_seconds
         self._wall_clock_ns = wall_clock_ns
         self._texts = LabelTexts()
@@ -132,6 +135,7 @@ class MetricsPage:
         shown: list[Reading] = []
         families.add(_OF_THE_AGENT, AGENT + "info", labels_of(version=__version__), 1.0)
         families.add(_OF_THE_AGENT, AGENT + "log_lines_dropped_total", (), self._log_lines_dropped())
+        families.add_readings(_OF_THE_AGENT, self._own_readings())
         is_stale = [one.is_older_than(self._stale_seconds) for one in states]
         fresh = [Collection() if old else one.collection for one, old in zip(states, is_stale, strict=True)]
         for state, old, (readings, num_doubles) in zip(

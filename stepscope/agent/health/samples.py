@@ -204,6 +204,7 @@ _OF_GPU = {
         *("nvlink_effective_bit_error_ratio", "nvlink_symbol_error_ratio", "nvlink_up"),
         *("fabric_state", "fabric_health", "recovery_action", "dcgm_health_status", "throttle_reason"),
         *("thermal_violation_seconds_total", "temperature_margin_celsius"),
+        *("temperature_celsius", "temperature_slowdown_celsius"),
         *("xid_errors_total", "process_memory_bytes"),
     )
 }

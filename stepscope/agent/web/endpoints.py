@@ -119,6 +119,8 @@ class _DeviceBuilder:
 
     def finished(self, now_ns: int) -> NodeDevice:
         is_up, reason = self.up or (None, "")
+        if reason == MissingReason.NOT_ON_PAGE:
+            is_up = None  # it may do its work
         known = self.values.keys() | self.by_label.keys()
         return NodeDevice(
             self.device,

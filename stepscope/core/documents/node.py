@@ -68,7 +68,7 @@ class NodeDevice:
 
     Attributes:
         info: labels of its info metric: name, driver, pci_bus_id, ...
-        is_up: it answers, a MIG instance if its GPU does; None if no source reports it.
+        is_up: it answers, a MIG instance if its GPU does; None if no source reports it, or a page has it no more.
         reason: why it does not, a `MissingReason`; empty while it does.
         age_seconds: of its newest value; None without one.
         values: metrics without further labels, in base units.

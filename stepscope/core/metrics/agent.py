@@ -37,6 +37,14 @@ AGENT_METRICS: tuple[Metric, ...] = (
     _agent("probes_left_behind", "Killed probe processes that still hang in the kernel.", default=_ALL),
     _agent("log_lines_dropped_total", "Lines that the agent's log did not take: nobody read it, or its disk is full.",
            default=_ALL),
+    _agent("otlp_pushes_total", "Pushes to the OTLP endpoint: ok, failed, or skipped as one took too long.",
+           "result", default=_ALL),
+    _agent("otlp_points_dropped_total", "Values of failed pushes to the OTLP endpoint.", default=_ALL),
+    _agent("otlp_push_age_seconds", "Time since the OTLP endpoint took a push, or since the start before the first.",
+           default=_ALL),
+    _agent("kubernetes_writes_total", "Changes of the Kubernetes node, by kind (condition, event) and result.",
+           "kind", "result"),
+    _agent("kubernetes_events_dropped_total", "Events for Kubernetes that were not sent, as too many came at once."),
     _agent("xids_untold_total", "XIDs that are counted but not logged, as too many came at once."),
 )
 

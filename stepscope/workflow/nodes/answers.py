@@ -240,7 +240,7 @@ def select_devices(answers: Iterable[NodeAnswer], *, job: str = "", sick: bool =
 
     Args:
         job: name or id of a job that has the device; empty: all devices.
-        sick: only devices that do not answer or are not healthy, and agents that do not answer.
+        sick: only devices that do not answer or are not healthy, agents that do not answer or know no GPU.
     """
     answers = tuple(answers)
     if not job and not sick:
@@ -249,7 +249,7 @@ def select_devices(answers: Iterable[NodeAnswer], *, job: str = "", sick: bool =
     for answer in answers:
         devices = answer.node.devices if answer.node else ()
         wanted = tuple(one for one in devices if (not job or _has(one, job)) and (not sick or _is_sick(one)))
-        if wanted or (sick and answer.error and not job):
+        if wanted or (sick and not job and (answer.error or not devices)):
             found.append(replace(answer, node=replace(answer.node, devices=wanted) if answer.node else None))
     return tuple(found)
 

@@ -212,7 +212,7 @@ def test_dcgm_s_power_watch_within_the_cap_is_no_fault(
     node.looks(120)
     node.judgements[0] = ("POWER", error, 10)
     node.looks(120)
-    assert [(one.code, one.severity) for one in node.open()] == [("dcgm_health", severity)]
+    assert [one.severity for one in node.open() if one.code == "dcgm_health"] == [severity]
     assert (node.health(0).state is HealthState.HEALTHY) is (severity is Severity.INFO)
 
 

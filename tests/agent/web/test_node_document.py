@@ -106,6 +106,19 @@ def test_a_gpu_that_hung_before_it_told_its_uuid_is_there() -> None:
     assert (second.is_up, second.reason, second.health) == (False, "timed_out", hangs)
 
 
+def test_a_gpu_that_left_a_page_is_neither_up_nor_down_and_no_finding() -> None:
+    """NVIDIA/dcgm-exporter#569, #611."""
+    missing = (Missing("", _OTHER, MissingReason.NOT_ON_PAGE, "not on the page"),)
+    up = _reading("up", 0.0, _OTHER, reason="not_on_page")
+    state = _state(_reading("up", 1.0), up, name="dcgm_exporter", missing=missing)
+    healthy = Health(HealthState.HEALTHY, "")
+    unknown = Health(HealthState.UNKNOWN, "not on the page")
+    report = HealthReport(_NOW, healthy, {device_in(dict(_GPU)): healthy, device_in(dict(_OTHER)): unknown}, (), ())
+    node = node_of([state], _NOW, host="n1", health=report)
+    assert [(one.is_up, one.reason) for one in node.devices] == [(None, "not_on_page"), (True, "")]
+    assert status_of([NodeAnswer("http://n1", node)]).findings == ()
+
+
 def test_an_instance_is_one_device_whichever_source_names_it_how() -> None:
     job = Job(JobKind.SLURM, "42")
     nvml = _state(_reading("up", 1.0), _reading("memory_used_bytes", 5.0, _INSTANCE))

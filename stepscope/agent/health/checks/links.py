@@ -39,7 +39,7 @@ _BY_MINUTE = (
         "nvlink_recoveries",
         Severity.CRITICAL,
         "recoveries of a link",
-        (("nvlink_recovery_errors_total", "nvlink_recoveries_total", "nvlink_recoveries_failed_total"),),
+        (("nvlink_recovery_errors_total",), ("nvlink_recoveries_total",), ("nvlink_recoveries_failed_total",)),
         ("recovery", "recoveries", "recoveries_failed"),
     ),
     (
@@ -110,7 +110,7 @@ class NvlinkChecks:
             growth, time_ns = self._growth(gpu, groups, kinds)
             if time_ns is not None:
                 limit = self._thresholds.nvlink_errors_per_minute
-                message = f"NVLink: {growth:.0f} {what} in a minute{self._where(kinds)}"
+                message = f"NVLink: {growth:,.0f} {what} in a minute{self._where(kinds)}"
                 evidence = CheckEvidence(severity, Action.RUN_DIAGNOSTICS, message, growth, limit, "errors per minute")
                 yield above(code, time_ns, evidence, leave=0.0, is_new=True)
         yield from self._bit_errors(gpu)
