@@ -272,13 +272,15 @@ class HealthEpisodes:
         else:
             episode.last_ns = max(episode.last_ns, sample.time_ns)
             episode.count += sample.count
+            if evidence.severity.rank > episode.evidence.severity.rank:
+                episode.acknowledged = None  # it was of something milder
             if evidence.is_worse_than(episode.evidence):
                 episode.evidence = evidence
         if track.episode is not None or sample.time_ns - episode.first_ns < self._hysteresis(sample.code).enter * 1e9:
             return None
         track.episode, track.candidate = episode, None
-        episode.id = _event_id(key, sample.code, episode.first_ns)
         self.totals[track.labels, sample.code] += 1
+        episode.id = _event_id(key, sample.code, self.totals[track.labels, sample.code], episode.first_ns)
         return _event(track, sample.code, episode)
 
     def _end(
@@ -305,9 +307,9 @@ def _shows_more(sample: CheckSample, evidence: CheckEvidence, accepted: CheckEvi
 _ID_BYTES = 5
 
 
-def _event_id(key: str, code: str, first_ns: int) -> str:
-    """Id of an episode: two of one code of one thing never begin at the same time."""
-    text = f"{key} {code} {first_ns}".encode(errors="replace")
+def _event_id(key: str, code: str, number: int, first_ns: int) -> str:
+    """Id of the episode of this number of a code of a thing; with its time, as numbers begin anew with other labels."""
+    text = f"{key} {code} {number} {first_ns}".encode(errors="replace")
     return f"{code}-{hashlib.blake2b(text, digest_size=_ID_BYTES).hexdigest()}"
 
 

@@ -64,7 +64,7 @@ class Node:
 
     def start(self) -> None:
         """Start an agent."""
-        self._logged = Collection()
+        self._logged, self._kept_before = Collection(), self._kept()
         self.probes = _Probes(self.gpus)
         self.log = KernelLog(self._file(), wall_clock_ns=lambda: self.now_ns, log_clock_ns=lambda: 0)
         self.errors = KernelLogSource(self.log, self.probes)
@@ -74,21 +74,25 @@ class Node:
         self.source.resume()
 
     def kill(self, keep_bytes: float = 1.0) -> None:
-        """Kill it, so that only a share of what it wrote since its file was new is there; start another.
+        """Kill it, so that of what it wrote, beyond a new file's first line, only a share is there; start another.
 
         What it would have written later goes into a folder that nobody reads.
         """
-        file = self._state / HEALTH_FILE
-        content = file.read_bytes() if file.exists() else b""
+        content = self._kept()
         self._memory.__exit__()
         self.log.__exit__()
         self._generation += 1
         self._state = self.folder / f"state{self._generation}"
         self._state.mkdir()
-        first = content.find(b"\n") + 1
+        had = self._kept_before
+        sure = len(had) if content.startswith(had) and had else content.find(b"\n") + 1
         if content:
-            (self._state / HEALTH_FILE).write_bytes(content[: first + round(keep_bytes * (len(content) - first))])
+            (self._state / HEALTH_FILE).write_bytes(content[: sure + round(keep_bytes * (len(content) - sure))])
         self.start()
+
+    def _kept(self) -> bytes:
+        file = self._state / HEALTH_FILE
+        return file.read_bytes() if file.exists() else b""
 
     def stop(self) -> None:
         """End it in order."""
