@@ -1,6 +1,6 @@
 """Pairs of real training runs for `stepscope compare`, recorded and scored: the same code, or one known change.
 
-    python benchmarks/accuracy/compare_pairs.py --out DIR [--same 20] [--known 10] [--steps 120] [--only NAME ...]
+    python benchmarks/accuracy/compare_pairs.py --out DIR [--same 20] [--known 13] [--steps 120] [--only NAME ...]
 
 Each run is a process of its own: a small model of torch on the CPU, or on the GPU where there is one (`--device cuda`).
 The two runs of a pair follow each other, so that they share the machine's mood; side a is the job as it is. A pair of
@@ -38,11 +38,24 @@ class Variant:
     part: str = ""
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of the model: a step of some 30 ms on a CPU core, of some 15 ms on a GPU, which is then the limit."""
+
+    width: int
+    heads: int
+    layers: int
+    length: int
+
+
+SIZES = {"cpu": Sizes(width=64, heads=4, layers=2, length=96), "cuda": Sizes(width=768, heads=12, layers=4, length=512)}
+
 VARIANTS = {
     "workers": Variant("loaders.num_workers", "data_loading"),
     "anomaly": Variant("anomaly_mode"),
     "float64": Variant("models.parameter_types"),
     "fused": Variant("optimizers.fused"),
+    "loop": Variant("optimizers.foreach"),
     "checkpoint": Variant(part="checkpoint"),
     "checkpoint_rare": Variant(part="checkpoint"),
     "kernel": Variant(),
@@ -68,7 +81,8 @@ def main() -> None:
         train(options.out, *options.train, steps=options.steps, device=options.device)
         return
     same = {f"same{number}": "plain" for number in range(options.same)}
-    known = dict(zip(list(VARIANTS)[: options.known], VARIANTS, strict=False))
+    variants = [name for name in VARIANTS if name != "loop" or options.device != "cpu"]  # a CPU's optimizer is a loop
+    known = {name: name for name in variants[: options.known]}
     pairs = {name: one for name, one in (same | known).items() if not options.only or name in options.only}
     rows = []
     for name, variant in pairs.items():
@@ -130,9 +144,11 @@ def train(out: Path, name: str, variant: str, *, steps: int, device: str) -> Non
     torch.manual_seed(0)
     torch.set_num_threads(1)
     dtype = torch.float64 if variant == "float64" else torch.float32
-    model = _model(torch, variant).to(device, dtype)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True if variant == "fused" else None)
-    loader = _loader(torch, variant, steps)
+    sizes = SIZES["cuda" if device.startswith("cuda") else "cpu"]
+    model = _model(torch, variant, sizes).to(device, dtype)
+    ways = {"fused": {"fused": True}, "loop": {"foreach": False}}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, **ways.get(variant, {}))
+    loader = _loader(torch, variant, steps, sizes)
     keep: list[Any] = []
     with stepscope.profile(run=name, out=out) as prof:
         for number, (batch,) in enumerate(prof.data(loader)):
@@ -148,7 +164,7 @@ def train(out: Path, name: str, variant: str, *, steps: int, device: str) -> Non
     del keep
 
 
-def _model(torch: Any, variant: str) -> Any:
+def _model(torch: Any, variant: str, sizes: Sizes) -> Any:
     nn = torch.nn
 
     class Block(torch.nn.Module):  # type: ignore[misc]
@@ -182,7 +198,8 @@ def _model(torch: Any, variant: str) -> Any:
         def forward(self, x: Any) -> Any:
             return x * torch.stack(tuple(self.factors)).mean(0)
 
-    return nn.Sequential(*(Block(64, 4) for _ in range(2)), Scale(64))
+    width = sizes.width
+    return nn.Sequential(*(Block(width, sizes.heads) for _ in range(sizes.layers)), Scale(width))
 
 
 def _own_gelu(torch: Any, x: Any) -> Any:
@@ -191,14 +208,14 @@ def _own_gelu(torch: Any, x: Any) -> Any:
     return (0.5 * wide * (1.0 + torch.erf(wide * 2.0**-0.5))).to(x.dtype)
 
 
-def _loader(torch: Any, variant: str, steps: int) -> Any:
+def _loader(torch: Any, variant: str, steps: int, sizes: Sizes) -> Any:
     class Samples(torch.utils.data.Dataset):  # type: ignore[misc]
         def __len__(self) -> int:
             return 8 * (2 if variant == "batch" else 1) * steps
 
         def __getitem__(self, index: int) -> Any:
             time.sleep(0.0015)
-            return (torch.full((96, 64), index % 7 / 7.0),)
+            return (torch.full((sizes.length, sizes.width), index % 7 / 7.0),)
 
     workers = 0 if variant == "workers" else 2
     return torch.utils.data.DataLoader(Samples(), batch_size=16 if variant == "batch" else 8, num_workers=workers)

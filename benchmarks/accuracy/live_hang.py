@@ -72,9 +72,9 @@ def main() -> int:
     output.mkdir(parents=True, exist_ok=True)
     os.environ["STEPSCOPE_AGENT_SOCKET"] = f"@stepscope-live-hang-{os.getpid()}"
     told = output / "agent.jsonl"
-    agent = forked(partial(_agent, told))
+    agent = forked(partial(run_agent, told))
     healthy_job = Job(_HEALTHY, options.ranks, (), 0, options.healthy_minutes * 60, options.backend)
-    healthy = _begin(healthy_job, output) if options.healthy_minutes else []
+    healthy = begin_job(healthy_job, output) if options.healthy_minutes else []
     healthy_ends = time.monotonic() + healthy_job.seconds + _ENDS_WITHIN_SECONDS
     jobs = [(job, output / f"{index:02}-{job.fault}") for index, job in enumerate(_drawn(options))]
     right, false, agents_seconds = 0, 0, []
@@ -104,7 +104,7 @@ def _drawn(options: argparse.Namespace) -> Iterator[Job]:
     """Jobs to be hung, faults in turn, the rest drawn."""
     left_out = set() if options.ranks > 2 else {"calls_other", "two_sleep"}
     left_out |= {"kernel"} if options.backend == "gloo" else set()
-    faults = [fault for fault in FAULTS if fault not in left_out]
+    faults = [fault for fault in _DRAWN if fault not in left_out]
     chance = random.Random(options.seed)
     for index in range(options.hangs):
         fault = faults[index % len(faults)]
@@ -114,7 +114,7 @@ def _drawn(options: argparse.Namespace) -> Iterator[Job]:
 
 def _hung(jobs: list[tuple[Job, Path]], told: Path) -> Iterator[tuple[Job, Call | None, Call | None]]:
     """The first calls of the agent and of training itself, for each of the jobs that run side by side."""
-    ranks = [process for job, folder in jobs for process in _begin(job, folder)]
+    ranks = [process for job, folder in jobs for process in begin_job(job, folder)]
     try:
         wait(lambda: all((folder / "stopped").exists() for _, folder in jobs), _STARTS_WITHIN_SECONDS)
         for job, folder in jobs:
@@ -131,7 +131,7 @@ def _calls(job: Job, folder: Path, told: Path) -> tuple[Call | None, Call | None
     calls: list[Call | None] = [None, None]
 
     def has_both() -> bool:
-        calls[:] = _by_agent(told, folder.name, stopped), _by_training(folder, job.world_size, stopped)
+        calls[:] = call_of_agent(told, folder.name, stopped), call_of_training(folder, job.world_size, stopped)
         return None not in calls
 
     wait(has_both, stopped + _GIVEN_UP_SECONDS - time.time())
@@ -147,17 +147,17 @@ def _false_alarms(healthy: list[int], output: Path, told: Path, seconds: float) 
 
     wait(is_over, seconds)
     lines = [line for line in _lines(told) if line["run"] == _HEALTHY]
-    by_training = _by_training(output / _HEALTHY, 1 << 10, 0.0)
+    by_training = call_of_training(output / _HEALTHY, 1 << 10, 0.0)
     return len(lines) + (by_training is not None) + bool(healthy)
 
 
-def _begin(job: Job, output: Path) -> list[int]:
+def begin_job(job: Job, output: Path) -> list[int]:
     folder = output / _HEALTHY if job.fault == _HEALTHY else output
     folder.mkdir(parents=True)
     return [forked(partial(train, job, rank, folder)) for rank in range(job.world_size)]
 
 
-def _agent(told: Path) -> None:
+def run_agent(told: Path) -> None:
     """The agent's own parts: its socket and its source of hangs."""
     logging.basicConfig(filename=told.with_suffix(".log"), format="%(asctime)s %(message)s")
     known: set[str] = set()
@@ -174,14 +174,14 @@ def _agent(told: Path) -> None:
                 time.sleep(0.1)
 
 
-def _by_agent(told: Path, run: str, stopped: float) -> Call | None:
+def call_of_agent(told: Path, run: str, stopped: float) -> Call | None:
     for line in _lines(told):
         if line["run"] == run:
             return Call(line["time"] - stopped, tuple(int(rank) for rank in line["ranks"].split(",") if rank))
     return None
 
 
-def _by_training(folder: Path, world_size: int, stopped: float) -> Call | None:
+def call_of_training(folder: Path, world_size: int, stopped: float) -> Call | None:
     """The first line "training hangs" of any rank."""
     found = []
     for log in sorted(folder.glob("rank*.log"))[:world_size]:
@@ -228,8 +228,11 @@ FAULTS: dict[str, int] = {
     "two_sleep": 2,
     "calls_other": 1,
     "kernel": 1,
+    "swaps": 1,
 }
-"""With how many guilty ranks. A kernel that never ends needs a GPU."""
+"""With how many guilty ranks. A kernel that never ends needs a GPU. Who swaps calls two groups in the other order."""
+
+_DRAWN = tuple(fault for fault in FAULTS if fault != "swaps")
 
 
 @dataclass(frozen=True)
@@ -258,10 +261,11 @@ def train(job: Job, rank: int, folder: Path) -> None:
     half = [list(range(job.world_size // 2)), list(range(job.world_size // 2, job.world_size))]
     groups = [dist.new_group(ranks, group_desc="half") for ranks in half]
     group = groups[int(rank in half[1])]
+    twin = dist.new_group(list(range(job.world_size)), group_desc="twin") if job.fault == "swaps" else None
     never = stepscope.once(wait=1 << 30)
     try:
         with stepscope.profile(folder.name, folder.parent, schedule=never) as prof:
-            _loop(job, rank, folder, prof, device, group)
+            _loop(job, rank, folder, prof, device, group, twin)
     except RuntimeError:
         logging.exception("training ended")
         time.sleep(FOR_EVER)
@@ -269,7 +273,13 @@ def train(job: Job, rank: int, folder: Path) -> None:
 
 
 def _loop(
-    job: Job, rank: int, folder: Path, prof: stepscope.Profile, device: torch.device, group: dist.ProcessGroup
+    job: Job,
+    rank: int,
+    folder: Path,
+    prof: stepscope.Profile,
+    device: torch.device,
+    group: dist.ProcessGroup,
+    twin: dist.ProcessGroup | None,
 ) -> None:
     begin, pauses = time.monotonic(), dict(_PAUSES)
     tensor, model = torch.ones(4096, device=device), torch.nn.Linear(64, 64, device=device)
@@ -283,6 +293,12 @@ def _loop(
             barrier(device, group)
         try:
             model(batch.to(device)).sum().backward()
+            if twin is not None:
+                is_other = rank in job.guilty and step == job.step
+                if is_other:
+                    _note(folder)
+                for one in (None, twin) if is_other else (twin, None):
+                    dist.all_reduce(tensor, group=one)
             dist.all_reduce(tensor, group=group)
             dist.all_reduce(torch.tensor([1.0], device=device))
             seconds = time.monotonic() - begin

@@ -19,10 +19,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.agent.real_agent import started_agent
+from stepscope.core.documents.node import NodeView, node_view
+from stepscope.workflow.nodes.answers import read_node
 from tests.collectors.fake_nvml import profiles
 from tests.collectors.fake_nvml.library import FakeNvml, build_fake_nvml
 
@@ -139,6 +142,11 @@ def _make_sick(document: dict[str, Any], place: int, code: str, message: str, ac
     document["events"].append(event | {"ended_ns": None, "count": 1, "since_start": False, "action_line": ""})
 
 
+def _view(document: dict[str, Any], view: NodeView) -> bytes:
+    """As an agent makes it."""
+    return json.dumps(node_view(read_node(document), view), separators=(",", ":")).encode()
+
+
 def _with_headers(body: bytes, status: str = "200 OK", more: str = "") -> bytes:
     head = f"HTTP/1.0 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n{more}\r\n"
     return head.encode() + body
@@ -168,8 +176,8 @@ def _garbage(kind: str, good: bytes) -> bytes:
 class _Agent(asyncio.Protocol):
     """One connection to a simulated machine."""
 
-    def __init__(self, answer: bytes, hang: str) -> None:
-        self._answer, self._hang = answer, hang
+    def __init__(self, answer: bytes, views: dict[NodeView, bytes], hang: str) -> None:
+        self._answer, self._views, self._hang = answer, views, hang
         self._request = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -181,7 +189,8 @@ class _Agent(asyncio.Protocol):
         if b"\r\n\r\n" not in self._request:
             return
         if not self._hang:
-            self._transport.write(self._answer)
+            asked = self._request.partition(b"?view=")[2].partition(b" ")[0].decode()
+            self._transport.write(self._views[NodeView(asked)] if asked and self._views else self._answer)
             self._transport.close()
         elif self._hang == "half_headers":
             self._transport.write(b"HTTP/1.0 200 OK\r\nContent-")
@@ -196,24 +205,26 @@ class _Agent(asyncio.Protocol):
             asyncio.get_running_loop().call_later(0.1, self._drip, place + 1)
 
 
-async def _serve(fleet: Fleet, document: dict[str, Any]) -> None:
+async def _serve(fleet: Fleet, document: dict[str, Any], *, is_old: bool) -> None:
     loop = asyncio.get_running_loop()
     chance = random.Random(_SEED)
     special = chance.sample(range(fleet.count), fleet.hanging + fleet.garbage)
     hangs = {index: _HANGS[number % len(_HANGS)] for number, index in enumerate(special[: fleet.hanging])}
     garbage = {index: _GARBAGE[number % len(_GARBAGE)] for number, index in enumerate(special[fleet.hanging :])}
     for index in range(fleet.count):
-        good = json.dumps(varied(document, index), separators=(",", ":")).encode()
+        of_node = varied(document, index)
+        good = json.dumps(of_node, separators=(",", ":")).encode()
         answer = _garbage(garbage[index], good) if index in garbage else _with_headers(good)
+        views = {} if index in garbage or is_old else {one: _with_headers(_view(of_node, one)) for one in NodeView}
         host, _, port = fleet.address(index).rpartition(":")
-        hang = hangs.get(index, "")
-        await loop.create_server(lambda answer=answer, hang=hang: _Agent(answer, hang), host, int(port), backlog=64)  # type: ignore[misc]
+        made = partial(_Agent, answer, views, hangs.get(index, ""))
+        await loop.create_server(made, host, int(port), backlog=64)
     print("ready", flush=True)
     await loop.run_in_executor(None, sys.stdin.read)
 
 
 @contextmanager
-def simulated_agents(fleet: Fleet, document: Path) -> Iterator[int]:
+def simulated_agents(fleet: Fleet, document: Path, *, is_old: bool = False) -> Iterator[int]:
     """Serve a fleet in a process of its own; its process id.
 
     Raises:
@@ -221,6 +232,7 @@ def simulated_agents(fleet: Fleet, document: Path) -> Iterator[int]:
     """
     command = [sys.executable, "-m", "benchmarks.agent.simulated_agents", "--document", str(document)]
     command += ["--count", str(fleet.count), "--hanging", str(fleet.hanging), "--garbage", str(fleet.garbage)]
+    command += ["--old"] if is_old else []
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -240,11 +252,12 @@ def main() -> None:
     parser.add_argument("--hanging", type=int, default=20)
     parser.add_argument("--garbage", type=int, default=14)
     parser.add_argument("--document", type=Path, help="a recorded document of a node; else one is recorded")
+    parser.add_argument("--old", action="store_true", help="the agents know no views of their document")
     options = parser.parse_args()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     document = json.loads(options.document.read_text()) if options.document else recorded_document()
-    asyncio.run(_serve(Fleet(options.count, options.hanging, options.garbage), document))
+    asyncio.run(_serve(Fleet(options.count, options.hanging, options.garbage), document, is_old=options.old))
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ class Arms:
     """Training of one of several arms.
 
     Args:
-        build: makes the arm of a change, None for the job as it is; each is made when it is first trained.
+        build: makes the arm of a change or a fault, None for the job as it is; each is made when it is first trained.
     """
 
     def __init__(self, build: Callable[[str | None], Arm]) -> None:
@@ -65,11 +65,12 @@ class Arms:
                 learn(batch)
                 clock.step()
 
-    def drop_changes(self) -> None:
-        """Free the arms of all changes and what the allocator keeps for them: the profiled run has one model."""
-        self._arms = {None: self._arms[None]}
+    def keep_only(self, change: str | None) -> None:
+        """Free all other arms and what the allocator keeps for them: the profiled run has one model."""
+        kept = self._arms[change]
+        self._arms = {change: kept}
         gc.collect()
-        if self._arms[None].model.device.type == "cuda":
+        if kept.model.device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
 

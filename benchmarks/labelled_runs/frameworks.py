@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import torch
@@ -14,15 +14,17 @@ from benchmarks.labelled_runs.job import Bench, Clock
 
 
 class _Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    """Token ids, as Trainer asks for them."""
+    """Token ids, as Trainer asks for them; each row costs some work besides, given its index."""
 
-    def __init__(self, pool: torch.Tensor, num_rows: int) -> None:
-        self._pool, self._num_rows = pool, num_rows
+    def __init__(self, pool: torch.Tensor, num_rows: int, work: Callable[[int], None] | None = None) -> None:
+        self._pool, self._num_rows, self._work = pool, num_rows, work
 
     def __len__(self) -> int:
         return self._num_rows
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        if self._work is not None:
+            self._work(index)
         row = self._pool[index % len(self._pool)]
         return {"input_ids": row, "labels": row}
 
@@ -31,13 +33,25 @@ class HuggingFaceLoop:
     """Training by the Trainer of transformers.
 
     Args:
-        faults: arguments of TrainingArguments by the name of a fault.
+        model: or what makes it anew for each call of `train`, where Trainer changes it.
+        faults: arguments of TrainingArguments by the name of a fault or a change.
+        work: by the name of a fault what each row costs besides.
+        hooks: by the name of a fault what happens at the end of each step, given its index.
     """
 
     def __init__(
-        self, bench: Bench, model: nn.Module, source: Source, faults: dict[str, dict[str, Any]], **arguments: Any
+        self,
+        bench: Bench,
+        model: nn.Module | Callable[[], nn.Module],
+        source: Source,
+        faults: Mapping[str, dict[str, Any]],
+        *,
+        work: Mapping[str, Callable[[int], None]] | None = None,
+        hooks: Mapping[str, Callable[[int], None]] | None = None,
+        **arguments: Any,
     ) -> None:
         self._bench, self._model, self._source, self._faults, self._arguments = bench, model, source, faults, arguments
+        self._work, self._hooks = work or {}, hooks or {}
 
     def train(self, num_steps: int, on: Set[str], clock: Clock) -> None:
         from transformers import Trainer, TrainerCallback, TrainingArguments
@@ -47,6 +61,13 @@ class HuggingFaceLoop:
 
         set_verbosity_error()
         bench, size = self._bench, self._source.batch_size
+
+        hooks = [hook for name, hook in self._hooks.items() if name in on]
+
+        class Hooks(TrainerCallback):  # type: ignore[misc]
+            def on_step_end(self, _arguments: Any, state: Any, *_: Any, **__: Any) -> None:
+                for hook in hooks:
+                    hook(state.global_step - 1)
 
         class Tick(TrainerCallback):  # type: ignore[misc]
             def on_step_end(self, *_: Any, **__: Any) -> None:
@@ -65,18 +86,20 @@ class HuggingFaceLoop:
             "optim": "adamw_torch_fused",
             "use_cpu": bench.device.type == "cpu",
         }
+        arguments |= self._arguments
         for name in on:
-            arguments |= self._faults[name]
+            arguments |= self._faults.get(name, {})
         rows = _Rows(
             self._source.pool,
-            num_steps * size * bench.num_ranks * self._arguments.get("gradient_accumulation_steps", 1),
+            num_steps * size * bench.num_ranks * arguments.get("gradient_accumulation_steps", 1),
+            next((work for name, work in self._work.items() if name in on), None),
         )
         trainer = Trainer(
-            model=self._model,
-            args=TrainingArguments(**arguments | self._arguments),
+            model=self._model if isinstance(self._model, nn.Module) else self._model(),
+            args=TrainingArguments(**arguments),
             train_dataset=rows,
             eval_dataset=_Rows(self._source.pool, 4 * size * bench.num_ranks),
-            callbacks=[Tick()] if clock.options is None else [StepscopeCallback(**clock.options)],
+            callbacks=[Hooks(), Tick() if clock.options is None else StepscopeCallback(**clock.options)],
         )
         trainer.train()
 
@@ -86,7 +109,9 @@ class LightningLoop:
 
     Args:
         loss: of a batch.
-        faults: arguments of the Trainer by the name of a fault.
+        faults: arguments of the Trainer by the name of a fault or a change.
+        work: by the name of a fault what each batch costs besides.
+        hooks: by the name of a fault what happens at the end of each step, given its index.
     """
 
     def __init__(
@@ -95,16 +120,27 @@ class LightningLoop:
         model: nn.Module,
         loss: Callable[[torch.Tensor], torch.Tensor],
         source: Source,
-        faults: dict[str, Callable[[], dict[str, Any]]],
+        faults: Mapping[str, Callable[[], dict[str, Any]]],
+        *,
+        work: Mapping[str, Callable[[int], None]] | None = None,
+        hooks: Mapping[str, Callable[[int], None]] | None = None,
         **arguments: Any,
     ) -> None:
         self._bench, self._source, self._faults, self._arguments = bench, source, faults, arguments
+        self._work, self._hooks = work or {}, hooks or {}
         self._module = _lightning_module(model, loss)
 
     def train(self, num_steps: int, on: Set[str], clock: Clock) -> None:
         import lightning.pytorch as lightning
 
         from stepscope.training.adapters.lightning import StepscopeCallback
+
+        hooks = [hook for name, hook in self._hooks.items() if name in on]
+
+        class Hooks(lightning.Callback):  # type: ignore[misc]
+            def on_train_batch_end(self, _trainer: Any, _module: Any, _outputs: Any, _batch: Any, index: int) -> None:
+                for hook in hooks:
+                    hook(index)
 
         class Tick(lightning.Callback):  # type: ignore[misc]
             def on_train_batch_end(self, *_: Any, **__: Any) -> None:
@@ -124,10 +160,11 @@ class LightningLoop:
             "default_root_dir": str(bench.folder),
             "callbacks": [],
         }
-        for name in on:
-            arguments |= self._faults[name]()
         arguments |= self._arguments
+        for name in on:
+            arguments |= self._faults[name]() if name in self._faults else {}
         arguments["callbacks"] = [
+            Hooks(),
             Tick() if clock.options is None else StepscopeCallback(**clock.options),
             *arguments["callbacks"],
         ]
@@ -137,7 +174,9 @@ class LightningLoop:
             validation = self._source.loader(4, num_workers=0)
             trainer.fit(
                 self._module,
-                train_dataloaders=self._source.loader(num_steps),
+                train_dataloaders=self._source.loader(
+                    num_steps, next((work for name, work in self._work.items() if name in on), None)
+                ),
                 val_dataloaders=validation,
             )
 

@@ -6,7 +6,8 @@ import gc
 import os
 import random
 import time
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Mapping, Set
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +23,7 @@ class Bench:
     Attributes:
         is_tiny: sizes that prove that the code runs, on any machine.
         folder: for the job's own files.
+        at_end: what ends with the job, where its process goes on.
     """
 
     device: torch.device
@@ -29,6 +31,7 @@ class Bench:
     folder: Path
     rank: int = 0
     num_ranks: int = 1
+    at_end: ExitStack = field(default_factory=ExitStack, compare=False)
 
     def size(self, full: int, tiny: int) -> int:
         return tiny if self.is_tiny else full
@@ -77,6 +80,7 @@ class Fault:
         ranks: to be named.
         max_confidence: below which a verdict must stay, as nothing recorded proves the fault.
         is_whole: without the fault nothing of its cause is left, so that the bare pair tells share and gain.
+        environment: the fault is these variables, with which a process must start.
     """
 
     name: str
@@ -87,6 +91,7 @@ class Fault:
     ranks: tuple[int, ...] = ()
     max_confidence: float | None = None
     is_whole: bool = True
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +135,8 @@ class Job:
         changes: the first is what a verdict should advise, unless another gains more.
         is_tuned: nothing but its changes is known to gain, so that a verdict may promise no more than they do.
         imports: what takes long to import, as `module` or `module:name`.
+        dimension: parallel dimension of all ranks (tp, pp), told to the profile.
+        is_launched: the profiled run is one of `stepscope run -- torchrun`.
     """
 
     name: str
@@ -144,8 +151,15 @@ class Job:
     changes: tuple[Change, ...] = ()
     is_tuned: bool = False
     imports: tuple[str, ...] = ()
+    dimension: str | None = None
+    is_launched: bool = False
     num_rounds: int = 2
     num_rounds_after: int = 0
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of its faults."""
+        return {name: value for fault in self.faults for name, value in fault.environment.items()}
 
 
 @dataclass(slots=True)

@@ -105,21 +105,21 @@ class BareSteps:
         return statistics.median(self.blocks_ms)
 
 
-def measure(job: Job, bench: Bench, out: Path, apart: Mapping[str, list[float]]) -> dict[str, Any]:
+def measure(job: Job, bench: Bench, out: Path, apart: Mapping[frozenset[str], BareSteps]) -> dict[str, Any]:
     """Run a job in the process of one rank; returns its truth, and leaves its run directory in `out`.
 
     Args:
-        apart: blocks of changes that were measured in processes of their own, by `measure_apart`.
+        apart: bare steps that were measured in other processes, by `measure_apart`.
     """
     training = job.make(bench)
-    bare = BareBlocks(job, bench, training, _sets_of(job))
+    bare = BareBlocks(job, bench, training, [on for on in sets_of(job) if on not in apart])
     bare.settle()
     bare.measure(job.num_rounds)
-    if isinstance(training, Arms):
-        training.drop_changes()
-    options = {"run": job.name, "out": str(out)}
-    num_steps = _multiple(job.period, _LEAST_PROFILED)
-    names = {fault.name for fault in job.faults}
+    options: dict[str, Any] = {"run": job.name, "out": str(out)}
+    if job.dimension is not None:
+        options["mesh"] = {job.dimension: bench.num_ranks}
+    names = prepare_for_profile(job, training)
+    num_steps = num_profiled_steps(job)
     if job.has_adapter:
         training.train(num_steps, names, AdapterClock(options))
     else:
@@ -127,19 +127,31 @@ def measure(job: Job, bench: Bench, out: Path, apart: Mapping[str, list[float]])
             training.train(num_steps, names, ProfiledClock(prof))
     bench.synchronize()
     bare.measure(job.num_rounds_after)
-    blocks = {frozenset({name}): BareSteps(steps, 0.0) for name, steps in apart.items()}
-    return truth(job, bare.steps() | blocks)
+    return truth(job, bare.steps() | dict(apart))
 
 
-def measure_apart(job: Job, bench: Bench, change: str) -> list[float]:
-    """Means of the blocks of bare steps with a change, ms."""
-    bare = BareBlocks(job, bench, job.make(bench), [frozenset({change})])
+def prepare_for_profile(job: Job, training: Training) -> frozenset[str]:
+    """Free the models of other arms; returns the faults that are on."""
+    names = frozenset(fault.name for fault in job.faults)
+    if isinstance(training, Arms):
+        training.keep_only(next(iter(names), None))
+    return names
+
+
+def num_profiled_steps(job: Job) -> int:
+    """So many that all default captures end."""
+    return _multiple(job.period, _LEAST_PROFILED)
+
+
+def measure_apart(job: Job, bench: Bench, sets: Sequence[frozenset[str]]) -> dict[frozenset[str], BareSteps]:
+    """Bare steps with these sets of faults or changes."""
+    bare = BareBlocks(job, bench, job.make(bench), sets)
     bare.settle()
     bare.measure(job.num_rounds)
-    return bare.steps()[frozenset({change})].blocks_ms
+    return bare.steps()
 
 
-def _sets_of(job: Job) -> list[frozenset[str]]:
+def sets_of(job: Job) -> list[frozenset[str]]:
     """Sets of faults, first all of them; of a job with changes each change, first none."""
     if job.changes:
         return [frozenset[str](), *(frozenset({change.name}) for change in job.changes if not change.is_apart)]

@@ -13,7 +13,9 @@ from collections.abc import Sequence
 _BUSY = "while True: pass"
 
 _ON_GPU = """
+import sys
 import torch
+torch.cuda.set_device(int(sys.argv[1]))
 a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
 print("ready", flush=True)
 while True:
@@ -42,6 +44,7 @@ class Neighbours:
         time.sleep(0.1)
 
     def end(self) -> None:
+        atexit.unregister(self.end)
         for process in self._processes:
             process.kill()
             process.wait()
@@ -54,9 +57,9 @@ def of_core(num: int) -> Neighbours:
     return Neighbours([subprocess.Popen([sys.executable, "-c", _BUSY], text=True) for _ in range(num)])
 
 
-def of_gpu() -> Neighbours:
-    """A process that multiplies matrices on the GPU."""
-    process = subprocess.Popen([sys.executable, "-c", _ON_GPU], stdout=subprocess.PIPE, text=True)
+def of_gpu(index: int = 0) -> Neighbours:
+    """A process that multiplies matrices on a GPU."""
+    process = subprocess.Popen([sys.executable, "-c", _ON_GPU, str(index)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     process.stdout.readline()
     return Neighbours([process])

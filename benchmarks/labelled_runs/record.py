@@ -21,7 +21,6 @@ os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
 
 import argparse
 import gc
-import gzip
 import importlib
 import json
 import logging
@@ -29,7 +28,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import time
 import traceback
 import warnings
@@ -39,6 +37,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from benchmarks.labelled_runs.archive import pack
 from benchmarks.labelled_runs.call_jobs import CALL_JOBS
 from benchmarks.labelled_runs.communication_jobs import COMMUNICATION_JOBS, EXCHANGE_JOBS
 from benchmarks.labelled_runs.cpu_jobs import CPU_JOBS
@@ -51,7 +50,6 @@ from benchmarks.labelled_runs.turns import in_turns, run_in_turn
 
 _JOB_SECONDS, _RANKS_SECONDS = 60.0, 100.0
 """A job of one process may take, and one of several ranks."""
-_MOST_TAR_BYTES = 14 * 2**20
 _IMPORTED = ("transformers", "timm", "lightning.pytorch", "accelerate", "torch_geometric.nn", "torch.distributed.fsdp")
 _FROM = {"transformers": ("Trainer", "GPT2LMHeadModel", "LlamaForCausalLM", "BertForMaskedLM")}
 """Loaded when they are asked for."""
@@ -147,21 +145,6 @@ def run_job(job: Job, device: str, folder: Path, seconds: float, *, is_tiny: boo
     return is_good and not running
 
 
-def pack(job: Job, folder: Path, out: Path, lane: str) -> int:
-    """Add what a job left to the newest tar file of the lane that has room; returns its bytes."""
-    for trace in folder.glob(f"{job.name}/*/step*/*.json.gz"):
-        trace.write_bytes(gzip.compress(gzip.decompress(trace.read_bytes()), 9, mtime=0))
-    kept = [folder / "truth.json", *sorted((folder / job.name).rglob("*"))]
-    num_bytes = sum(path.stat().st_size for path in kept if path.is_file())
-    number = len(list(out.glob(f"{lane}-*.tar"))) or 1
-    if (path := out / f"{lane}-{number}.tar").exists() and path.stat().st_size + num_bytes > _MOST_TAR_BYTES:
-        path = out / f"{lane}-{number + 1}.tar"
-    with tarfile.open(path, "a") as tar:
-        tar.add(folder / "truth.json", f"{lane}/{job.name}.truth.json")
-        tar.add(folder / job.name, f"{lane}/{job.name}")
-    return num_bytes
-
-
 def record(lane: str, out: Path, only: list[str], minutes: float, device: str, *, is_tiny: bool) -> int:
     """Record the jobs of a lane; returns how many failed."""
     began, num_failed, is_fresh = time.monotonic(), 0, device != "cpu"
@@ -186,7 +169,7 @@ def record(lane: str, out: Path, only: list[str], minutes: float, device: str, *
             truth = json.loads((work / job.name / "truth.json").read_text())[job.name]
             names = ("bare_ms", "fixed_ms", "headroom_ms", "share", "launch_ms", "bottleneck", "device_seconds")
             figures = {name: truth[name] for name in names if name in truth}
-            line += f", {pack(job, work / job.name, out, lane)} bytes, {figures}, {truth['blocks_ms']}"
+            line += f", {pack(job.name, work / job.name, out, lane)} bytes, {figures}, {truth['blocks_ms']}"
         print(line, flush=True)
         shutil.rmtree(work / job.name, ignore_errors=True)
     return num_failed

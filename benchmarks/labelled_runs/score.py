@@ -41,7 +41,16 @@ NAMING: Final = ("cause", "reasons", "ranks")
 """What a verdict's confidence is about."""
 
 SHARE_TOLERANCE: Final = 0.07
-STEP_TOLERANCE: Final = {"gpu": 0.2, "cpu": 0.15, "calls": 0.1, "ranks": 0.1, "headroom": 0.2, "communication": 0.2}
+STEP_TOLERANCE: Final = {
+    "gpu": 0.2,
+    "cpu": 0.15,
+    "calls": 0.1,
+    "ranks": 0.1,
+    "headroom": 0.2,
+    "communication": 0.2,
+    "exchange": 0.2,
+    "several": 0.15,
+}
 """Of the step after the fix or a change, by lane; virtual hosts differ."""
 _BY_SPREAD: Final = ("calls", "ranks")
 """Lanes in which blocks of steps that are further apart widen it."""

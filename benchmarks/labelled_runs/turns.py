@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.labelled_runs.job import Bench, Job
-from benchmarks.labelled_runs.measurement import measure, measure_apart
+from benchmarks.labelled_runs.measurement import BareSteps, measure, measure_apart
 
 _MOST_AT_ONCE = 3
 """Processes, of which one has the device and the others import."""
@@ -44,7 +44,7 @@ def run_in_turn(job: Job, device: str, folder: Path, *, is_tiny: bool, apart: st
     for name, process in running:
         if process.wait():
             raise RuntimeError(f"{job.name}: {name} failed")
-        blocks[name] = json.loads((folder / _APART.format(name)).read_text())
+        blocks[frozenset({name})] = BareSteps(json.loads((folder / _APART.format(name)).read_text()), 0.0)
     lock = open(folder.parent / _LOCK, "w")  # noqa: SIM115 - held until the process ends
     fcntl.flock(lock, fcntl.LOCK_EX)
     signal.alarm(_MOST_SECONDS)
@@ -54,7 +54,9 @@ def run_in_turn(job: Job, device: str, folder: Path, *, is_tiny: bool, apart: st
     scratch.mkdir(parents=True, exist_ok=True)
     bench = Bench(torch.device(device), is_tiny, scratch)
     if apart:
-        (folder / _APART.format(apart)).write_text(json.dumps(measure_apart(job, bench, apart)))
+        on = frozenset({apart})
+        blocks_ms = measure_apart(job, bench, [on])[on].blocks_ms
+        (folder / _APART.format(apart)).write_text(json.dumps(blocks_ms))
     else:
         truth = measure(job, bench, folder, blocks) | {"device_seconds": round(time.monotonic() - began, 1)}
         (folder / _TRUTH).write_text(json.dumps({job.name: truth}, indent=1))

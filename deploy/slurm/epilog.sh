@@ -16,7 +16,10 @@ fi
 job=${SLURM_JOB_ID:-unknown}
 
 [[ -n ${SLURM_JOB_GPUS:-} ]] || exit 0
-command -v "$stepscope" >/dev/null || exit 0
+if ! command -v "$stepscope" >/dev/null; then
+  logger -t stepscope "GPUs after job $job are not checked: there is no command $stepscope"
+  exit 0
+fi
 # the report is written to memory: a full disk or a missing folder is not a GPU fault
 report=/dev/null
 for folder in /dev/shm /run /tmp "$logs"; do
@@ -43,7 +46,8 @@ case $code in
   124 | 137) reason="the driver hangs" ;;
 esac
 if [[ -z $reason ]]; then # wrong options or a broken installation: not a node fault
-  logger -t stepscope "GPUs after job $job could not be checked (exit code $code), see $kept"
+  why=$(grep -m 1 '^stepscope:' "$report" | cut -c 1-200)
+  logger -t stepscope "GPUs after job $job could not be checked (exit code $code: $why), see $kept"
   exit 0
 fi
 logger -t stepscope "after job $job: $reason"

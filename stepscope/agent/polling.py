@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from stepscope.core.metrics.readings import Collection, Collector, MissingReason
@@ -59,7 +59,8 @@ _GRACE_SECONDS = 1.0
 class ScheduledSource:
     """One source of the agent: calls a collector periodically and keeps its last state. Calls never overlap.
 
-    A context manager. A collector that hangs cannot be ended: its thread is left behind, and does not keep the process.
+    A context manager, with a thread of its own; or one of a `SharedThread`. A collector that hangs cannot be ended: its
+    thread is left behind, and does not keep the process.
 
     Args:
         collector: called in the source's thread.
@@ -87,6 +88,7 @@ class ScheduledSource:
         self._collected_at: float | None = None
         self._began: float | None = None
         self._waiting_since: float | None = None
+        self._due = 0.0
         self._ended = threading.Event()
         self._ended_at = 0.0
         self._thread = threading.Thread(target=self._run, name=f"stepscope-{name}", daemon=True)
@@ -121,16 +123,30 @@ class ScheduledSource:
         detail = f"it does not answer for {waited:.0f} s"
         return replace(state, reason=MissingReason.TIMED_OUT, detail=detail, num_errors=state.num_errors + 1)
 
+    def poll(self, now: float) -> float:
+        """Call the collector if that is due; the time of the next call.
+
+        Args:
+            now: monotonic seconds.
+        """
+        if now >= self._due:
+            self._poll()
+            self._due = max(now + self._interval, time.monotonic())
+        return self._due
+
     def _run(self) -> None:
         while not self._ended.is_set():
-            begin = self._began = time.monotonic()
-            if self._state.reason is not MissingReason.NOT_YET or self._waiting_since is None:
-                self._waiting_since = begin
-            state = self._collected(begin)
-            if state.num_collections != self._state.num_collections:
-                self._collected_at = time.monotonic()
-            self._state, self._began = state, None
-            self._ended.wait(max(0.0, begin + self._interval - time.monotonic()))
+            due = self.poll(time.monotonic())
+            self._ended.wait(max(0.0, due - time.monotonic()))
+
+    def _poll(self) -> None:
+        begin = self._began = time.monotonic()
+        if self._state.reason is not MissingReason.NOT_YET or self._waiting_since is None:
+            self._waiting_since = begin
+        state = self._collected(begin)
+        if state.num_collections != self._state.num_collections:
+            self._collected_at = time.monotonic()
+        self._state, self._began = state, None
 
     def _collected(self, begin: float) -> SourceState:
         state = self._state
@@ -153,6 +169,39 @@ class ScheduledSource:
             state.num_collections + 1,
             state.num_errors + (seconds > self._deadline),
         )
+
+
+class SharedThread:
+    """One thread for sources of the agent whose collectors never block: all that are due run one after the other.
+
+    A thread that wakes up pays for cold caches each time, more than most of these collectors take. A context manager.
+
+    Args:
+        sources: in the order of their calls; those that read others come after them.
+    """
+
+    def __init__(self, sources: Sequence[ScheduledSource]) -> None:
+        self._sources = sources
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="stepscope-sources", daemon=True)
+
+    def __enter__(self) -> SharedThread:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+        self._thread.join(_GRACE_SECONDS)
+
+    def end(self) -> None:
+        """Ask it to end; `__exit__` waits for it."""
+        self._ended.set()
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            now = time.monotonic()
+            due = min(source.poll(now) for source in self._sources)
+            self._ended.wait(max(0.0, due - time.monotonic()))
 
 
 def reason_of_no_values(collection: Collection) -> tuple[MissingReason | None, str]:

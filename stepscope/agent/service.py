@@ -12,9 +12,10 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stepscope.agent.captures.coordinator import AgentCaptureCoordinator, CaptureBackend, ProfileCaptureBackend
 from stepscope.agent.config.configuration import Configuration, SettingOrigin
@@ -23,11 +24,15 @@ from stepscope.agent.exporter.exposition import CATALOGUE
 from stepscope.agent.exporter.metrics_page import DcgmNames, MetricsPage
 from stepscope.agent.exporter.selection import selected_series
 from stepscope.agent.gpus.supervisor import ProbeTiming
+from stepscope.agent.health.health_store import HealthStore
+from stepscope.agent.kubernetes.reporter import NodeReporter, node_reporter_of
 from stepscope.agent.polling import STALE_SECONDS
 from stepscope.agent.sources import GPUS, AgentSources, summary_of_sources, wait_for_sources
 from stepscope.agent.state_directory import StateLock, agent_token, state_directory
+from stepscope.agent.training_link.counter_feed import CounterFeed
 from stepscope.agent.training_link.server import TrainingServer
 from stepscope.agent.web.endpoints import api_routes, capture_routes, node_of, page_routes
+from stepscope.agent.web.health_routes import health_routes
 from stepscope.agent.web.routes import Access
 from stepscope.agent.web.server import AgentServer, listen_address_of
 from stepscope.agent.web.web_config import WebConfigReloader
@@ -35,6 +40,11 @@ from stepscope.collectors.dcgm_exporter.page import dcgm_endpoint_of
 from stepscope.collectors.kineto_daemon.backend import KinetoBackend
 from stepscope.core.documents.node import Node
 from stepscope.core.errors import UsageError
+from stepscope.core.process import trim_memory
+
+if TYPE_CHECKING:
+    from stepscope.agent.exporter.otlp_push import OtlpPush
+    from stepscope.workflow.nodes.targets import TargetList
 
 
 class Agent:
@@ -51,15 +61,27 @@ class Agent:
             self._guard = WebConfigReloader(Path(web.config_file) if web.config_file else None)
         with _located_error(configuration, "web.listen"):
             self.address = listen_address_of(web.listen, insecure=web.insecure, config=self._guard.config())
+        self._targets = _targets(web.targets)
         self._token_file = Path(web.token_file) if web.token_file else None
         with _located_error(configuration, "exporter.metrics"):
             self._selection = selected_series(settings.exporter.metrics, CATALOGUE.values())
         self._dcgm_names = DcgmNames(settings.dcgm.names) if settings.dcgm.names else None
         self._training = _training(configuration)
         self._kineto = _kineto(configuration)
-        self._sources = agent_sources_of(configuration, self._training, self._kineto)
         self._host = node_name(settings.jobs.node)
+        self._otlp = _otlp(configuration, self._host)
         self._state_directory = state_directory(settings.state.directory)
+        self._lock = StateLock(self._state_directory)
+        health_store = HealthStore(self._state_directory, may_write=lambda: self._lock.is_held)
+        with _located_error(configuration, "kubernetes.report"):
+            self._kubernetes = node_reporter_of(settings.kubernetes, self._host, os.environ)
+        self._sources = agent_sources_of(
+            configuration, self._training, self._kineto, health_store, kubernetes=self._kubernetes
+        )
+        interval = settings.gpus.interval
+        self._counters = (
+            CounterFeed(self._training, self._sources.states, interval=interval) if self._training else None
+        )
         backends: list[CaptureBackend] = [] if self._training is None else [ProfileCaptureBackend(self._training)]
         self._captures = AgentCaptureCoordinator(
             backends if self._kineto is None else [*backends, self._kineto],
@@ -90,17 +112,26 @@ class Agent:
             dcgm_names=self._dcgm_names,
             hostname=self._host,
             log_lines_dropped=log_lines_dropped,
+            own_readings=self._otlp.readings if self._otlp else tuple,
         )
-        lock = StateLock(self._state_directory)
         # the lock first and last: an agent that is refused has touched nothing, one that ends has released everything
-        with lock, self._training or nullcontext(), self._kineto or nullcontext(), captures:
+        with self._lock, self._training or nullcontext(), self._kineto or nullcontext(), captures:
             access = Access(agent_token(self._state_directory, self._token_file), guard)
-            api = api_routes(self._node, scheme="https" if guard.context() else "http", host=self._host)
-            routes = (*page_routes(page, sources.states), *api, *capture_routes(captures))
+            scheme = "https" if guard.context() else "http"
+            groups = self._targets.groups if self._targets else None
+            api = api_routes(self._node, scheme=scheme, host=self._host, targets=groups)
+            health = health_routes(sources.health, host=self._host)
+            routes = (*page_routes(page, sources.states), *api, *health, *capture_routes(captures))
             server = AgentServer(self.address, routes, access, guard)
-            with sources, server:
+            beside = [one for one in (self._counters, self._targets, self._kubernetes) if one is not None]
+            with sources, server, ExitStack() as stack:
+                for one in beside:
+                    stack.enter_context(one)
+                if self._otlp is not None:
+                    stack.enter_context(self._otlp.running(lambda: page.encoded()[0]))
                 say(f"{server.url}/metrics serves the metrics")
                 if wait_for_sources(sources, stop):
+                    trim_memory()
                     line = summary_of_sources(sources.states())
                     say(line)
                     systemd.ready(line)
@@ -125,7 +156,12 @@ class Agent:
 
 
 def agent_sources_of(
-    configuration: Configuration, training: TrainingServer | None = None, kineto: KinetoBackend | None = None
+    configuration: Configuration,
+    training: TrainingServer | None = None,
+    kineto: KinetoBackend | None = None,
+    health_store: HealthStore | None = None,
+    *,
+    kubernetes: NodeReporter | None = None,
 ) -> AgentSources:
     """The sources that an agent with these settings reads; see `Agent`."""
     settings = configuration.settings
@@ -143,9 +179,30 @@ def agent_sources_of(
         training_series_of_user=settings.training.user_series,
         kineto=kineto,
         nccl_ras=address,
+        kubernetes=kubernetes,
         thresholds=settings.health,
         jobs=settings.jobs,
+        health_store=health_store,
     )
+
+
+def _otlp(configuration: Configuration, host: str) -> OtlpPush | None:
+    settings = configuration.settings.otlp
+    if not settings.endpoint:
+        return None
+    from stepscope.agent.exporter.otlp_push import OtlpPush, otlp_endpoint_of
+
+    with _located_error(configuration, "otlp.endpoint"):
+        endpoint = otlp_endpoint_of(settings.endpoint)
+    return OtlpPush(endpoint, host=host, interval=settings.interval_seconds, timeout=settings.timeout_seconds)
+
+
+def _targets(sources: Sequence[str]) -> TargetList | None:
+    if not sources:
+        return None
+    from stepscope.workflow.nodes.targets import TargetList  # its HTTP client is needed nowhere else in the agent
+
+    return TargetList(sources)
 
 
 def _training(configuration: Configuration) -> TrainingServer | None:

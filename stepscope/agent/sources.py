@@ -19,8 +19,11 @@ from stepscope.agent.gpus.probes import GpuProbes
 from stepscope.agent.gpus.supervisor import ProbeTiming
 from stepscope.agent.hangs.hang_detection import HangSource, NcclRasSource
 from stepscope.agent.health.health_source import HealthSource
+from stepscope.agent.health.health_store import HealthStore
+from stepscope.agent.health.memory import HealthMemory
 from stepscope.agent.jobs.job_collector import job_sources
-from stepscope.agent.polling import ScheduledSource, SourceState
+from stepscope.agent.kubernetes.reporter import NodeReporter
+from stepscope.agent.polling import ScheduledSource, SharedThread, SourceState
 from stepscope.agent.training_link.server import TrainingServer
 from stepscope.agent.training_link.training_source import DEFAULT_SERIES_OF_USER, TrainingSource
 from stepscope.collectors.dcgm_exporter.collector import DcgmExporterCollector
@@ -56,6 +59,8 @@ class AgentSources:
         training: server of training processes; opened and closed by the caller.
         kineto: server of processes without stepscope; opened and closed by the caller.
         nccl_ras: host and port of NCCL's RAS service; None: it is not asked.
+        kubernetes: reporter of health to Kubernetes; opened and closed by the caller.
+        health_store: keeps health over a restart; None: it is not kept.
 
     Attributes:
         health, fleet: sources derived from the others.
@@ -72,18 +77,22 @@ class AgentSources:
         training_series_of_user: int = DEFAULT_SERIES_OF_USER,
         kineto: KinetoBackend | None = None,
         nccl_ras: tuple[str, int] | None = None,
+        kubernetes: NodeReporter | None = None,
         thresholds: HealthThresholds | None = None,
+        health_store: HealthStore | None = None,
     ) -> None:
         timing = timing or ProbeTiming()
         self._probes = GpuProbes(timing, environment=environment)
         self._kernel_log = KernelLog()
         gpus = GpuSource(self._probes, quiet_seconds=timing.deadline + _NEW_PROCESS_SECONDS)
         self._gpus = ScheduledSource(GPUS, gpus, interval=timing.interval, patience=_GPU_PATIENCE_SECONDS)
-        kernel_log = KernelLogSource(self._kernel_log, self._probes)
+        kernel_errors = KernelLogSource(self._kernel_log, self._probes)
+        kernel_log = ScheduledSource("kernel_log", kernel_errors, interval=timing.interval)
+        together = [self._gpus, kernel_log]
         host_interval = max(timing.interval, _HOST_SECONDS)
         self._sources = [
             self._gpus,
-            ScheduledSource("kernel_log", kernel_log, interval=timing.interval),
+            kernel_log,
             ScheduledSource("host", HostCollector(gpu_users=self._gpu_users), interval=host_interval),
             ScheduledSource("infiniband", InfinibandCollector(), interval=host_interval),
         ]
@@ -97,8 +106,10 @@ class AgentSources:
             of_gpus.append(self._renumbered[page])
         if training is not None:
             of_training = TrainingSource(training, series_of_user=training_series_of_user)
-            self._sources.append(ScheduledSource("training", of_training, interval=timing.interval))
-            self._sources.append(ScheduledSource("hangs", HangSource(training.ranks), interval=_HANG_SECONDS))
+            ranks = ScheduledSource("training", of_training, interval=timing.interval)
+            hangs = ScheduledSource("hangs", HangSource(training.ranks), interval=_HANG_SECONDS)
+            self._sources += [ranks, hangs]
+            together += [ranks, hangs]
         if nccl_ras is not None:
             ras = NcclRasSource(nccl_ras, training.ranks if training is not None else tuple)
             self._sources.append(ScheduledSource("nccl_ras", ras, interval=_RAS_SECONDS))
@@ -106,27 +117,38 @@ class AgentSources:
             self._sources.append(ScheduledSource("kineto", KinetoSource(kineto), interval=host_interval))
         self._jobs, self._of_jobs = job_sources(lambda: [source.state() for source in of_gpus], jobs or JobSettings())
         self._sources += self._of_jobs
-        self.health = HealthSource(self._read_states, GPUS, thresholds=thresholds)
+        self._memory = HealthMemory(health_store, kernel_errors) if health_store is not None else None
+        self.health = HealthSource(self._read_states, GPUS, thresholds=thresholds, memory=self._memory)
         health_interval = max(timing.interval, _HEALTH_SECONDS)
         self.fleet = FleetSource(self._read_states, self.assignments)
-        self._derived = [
-            ScheduledSource("health", self.health, interval=health_interval),
-            ScheduledSource("fleet_class", self.fleet, interval=timing.interval),
-        ]
+        classes = ScheduledSource("fleet_class", self.fleet, interval=timing.interval)
+        self._derived = [ScheduledSource("health", self.health, interval=health_interval), classes]
+        if kubernetes is not None:
+            kubernetes.report = self.health.report
+            to_kubernetes = ScheduledSource("kubernetes_node", kubernetes, interval=health_interval)
+            self._derived.append(to_kubernetes)
+            together.append(to_kubernetes)
+        together.append(classes)
+        apart = [source for source in (*self._sources, *self._derived) if source not in together]
+        self._threads: list[SharedThread | ScheduledSource] = [SharedThread(together), *apart]
         self._open = ExitStack()
 
     def __enter__(self) -> AgentSources:
         with ExitStack() as opening:
             opening.enter_context(self._kernel_log)
+            if self._memory is not None:
+                opening.enter_context(self._memory)
+                self.health.resume()
+                opening.callback(self.health.leave)  # once nothing is read any more
             opening.enter_context(self._probes)
-            for source in (*self._sources, *self._derived):
-                opening.enter_context(source)
+            for thread in self._threads:
+                opening.enter_context(thread)
             self._open = opening.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for source in (*self._sources, *self._derived):
-            source.end()
+        for thread in self._threads:
+            thread.end()
         self._open.close()
 
     def states(self) -> tuple[SourceState, ...]:

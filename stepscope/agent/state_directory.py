@@ -52,12 +52,16 @@ class StateLock:
     Args:
         directory: created where it does not exist.
         seconds: how long to wait for another agent to end.
+
+    Attributes:
+        is_held: no other agent uses the directory; False also where that cannot be found out.
     """
 
     def __init__(self, directory: Path, *, seconds: float = _WAIT_SECONDS) -> None:
         self._directory = directory
         self._seconds = seconds
         self._file = -1
+        self.is_held = False
 
     def __enter__(self) -> StateLock:
         """Raises `UsageError` where another agent holds it."""
@@ -70,6 +74,7 @@ class StateLock:
         try:
             self._file = os.open(self._directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             self._lock()
+            self.is_held = True
         except BlockingIOError:
             # The holder as it wrote itself into the file; on a shared file system it may be on another machine.
             text = os.pread(self._file, _MAX_HOLDER_BYTES, 0).decode(errors="replace")
@@ -85,6 +90,7 @@ class StateLock:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.is_held = False
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

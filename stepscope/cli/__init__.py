@@ -8,7 +8,6 @@ import os
 import sys
 from contextlib import suppress
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, distribution
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,6 +27,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "demo": ("training", "Train, profile and analyze on this machine, and print the verdict."),
     "doctor": ("machine", "Check driver, permissions, limits and settings of this machine."),
     "hang": ("run_records", "Find the ranks that hold a job up, from flight recorder dumps."),
+    "health": ("health", "List health events of GPUs, acknowledge them, or set GPUs healthy."),
     "memory": ("run_records", "Explain what held the GPU's memory, what grows, and why it ran out."),
     "nccl": ("nccl", "Explain how a job's GPUs communicate, and what is wrong with it."),
     "preflight": ("machine", "Measure this node's GPUs before a job, and fail unfit ones."),
@@ -190,6 +190,8 @@ _EXTRA_OF = {
 
 def _install_command(extra: str) -> str:
     """How to add an extra: by name where stepscope is installed, which needs no index; else from this checkout."""
+    from importlib.metadata import PackageNotFoundError, distribution  # 3 MB that only this error needs
+
     try:
         distribution("stepscope")
     except PackageNotFoundError:

@@ -138,6 +138,38 @@ def agent_check_command(configuration: Configuration, as_json: bool) -> None:
     click.echo(json.dumps(asdict(found), indent=1) if as_json else "\n".join(agent_check_lines(found)))
 
 
+@agent_command.command("install", short_help="Install the agent as a service of this machine.")
+@click.option("--systemd", "for_systemd", is_flag=True, help="Write a systemd unit, its user and the settings.")
+@click.option(
+    "--prefix",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("/"),
+    help="Write below this folder, as for an image of a machine.",
+)
+@click.option("--dry-run", is_flag=True, help="Print the files, and write nothing.")
+def agent_install_command(for_systemd: bool, prefix: Path, dry_run: bool) -> None:
+    """Write the files that run the agent as a service of this machine, and say what to run next.
+
+    The unit starts this installation of stepscope. The settings have the number of GPUs and the dcgm-exporter found
+    here; settings that are there already are kept. Starts nothing.
+    """
+    from stepscope.agent import installation
+
+    if not for_systemd:
+        raise click.UsageError("name the service manager: --systemd")
+    machine = installation.look_at_machine()
+    contents = installation.service_files(machine)
+    if dry_run:
+        click.echo("\n".join(f"# {prefix / name}\n{text}" for name, text in contents.items()), nl=False)
+    else:
+        installation.write_service_files(contents, prefix, say=click.echo)
+        click.echo("Next:")
+        for line in installation.next_commands(machine, prefix):
+            click.echo(f"  {line}")
+    for note in machine.notes:
+        click.echo(f"stepscope: {note}", err=True)
+
+
 @contextmanager
 def _set_by_sigterm() -> Iterator[threading.Event]:
     """An event that SIGTERM sets; SIGHUP logs a line. The previous handlers are restored afterwards."""

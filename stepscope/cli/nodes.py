@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pwd
+import re
 import shlex
 import time
 from collections.abc import Callable, Sequence
@@ -12,17 +13,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stepscope.cli.options import agent_client_options
+from stepscope.cli.options import POSITIVE, agent_client_options
 from stepscope.cli.terminal.answers import print_warnings
 from stepscope.cli.terminal.console import report_console
-from stepscope.core.documents.node import StatusFinding, StatusReport, node_document
-from stepscope.core.errors import DataError, printable
+from stepscope.core.documents.node import NodeState, NodeView, StatusFinding, StatusReport, node_document
+from stepscope.core.errors import DataError, UnreachableError, printable
 from stepscope.core.hardware.health import Severity
 from stepscope.core.protocol import captures
 from stepscope.core.text.numbers import counted, size
 from stepscope.core.vocabulary import Notice
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from stepscope.workflow.nodes.agent_client import AgentClient
     from stepscope.workflow.nodes.answers import NodeAnswer, NodeWatch
     from stepscope.workflow.nodes.capture import CapturedJob
@@ -84,7 +87,7 @@ def capture_command(
         deadline_unix_ns=time.time_ns() + int(timeout_seconds * 1e9),
     )
     order = captures.CaptureOrder(request, captures.CaptureSelector(run, job, _uid(user)))
-    captured = capture_job(_with_token(agents), order, wait=wait, log=lambda line: click.echo(line, err=True))
+    captured = capture_job(with_token(agents), order, wait=wait, log=lambda line: click.echo(line, err=True))
     if as_json:
         click.echo(json.dumps(_capture_document(captured)))
     elif wait:
@@ -96,8 +99,8 @@ def capture_command(
         _check_capture(captured)
 
 
-def _with_token(agents: list[AgentClient]) -> list[AgentClient]:
-    """The agents with the token of this user's own agent here, where no token file is given."""
+def with_token(agents: list[AgentClient]) -> list[AgentClient]:
+    """Agents of nodes with the token of this user's own agent here, where no token file is given."""
     from stepscope.agent.state_directory import TOKEN_FILE, read_agent_token, state_directory
 
     if agents[0].token:
@@ -175,50 +178,122 @@ def _check_capture(captured: CapturedJob) -> None:
         raise DataError(f"{what}, {progress.reason}" if progress.reason else what, where=where)
 
 
+_Function = Callable[..., None]
+
+
+def _grouping_options(function: _Function) -> _Function:
+    """Add the options of verbs that ask many nodes: grouping, racks, time limit."""
+    for option in (
+        click.option(
+            "--timeout",
+            "timeout_seconds",
+            type=POSITIVE,
+            default=2.0,
+            help="Give up silent agents once none has answered for this many seconds.",
+        ),
+        click.option(
+            "--rack-from",
+            default="",
+            show_default=False,
+            metavar="REGEX",
+            help="Take racks from host names by this expression, its first group or all of it.  "
+            "[default: the targets' label rack]",
+        ),
+        click.option("--by", type=click.Choice(["job", "node", "rack"]), help="Group by job, node or rack."),
+    ):
+        function = option(function)
+    return function
+
+
+def _rack(pattern: str) -> Callable[[NodeAnswer], str]:
+    from stepscope.workflow.nodes.groups import rack_names
+
+    try:
+        return rack_names(re.compile(pattern) if pattern else None)
+    except re.error as error:
+        raise click.UsageError(f"--rack-from is not a regular expression ({error})") from None
+
+
 @click.command("status")
 @agent_client_options
+@_grouping_options
 @click.option("--json", "as_json", is_flag=True, help="Print one stepscope.status/1 document.")
 @click.pass_context
-def status_command(context: click.Context, clients: list[AgentClient], as_json: bool) -> None:
+def status_command(
+    context: click.Context,
+    clients: list[AgentClient],
+    by: str | None,
+    rack_from: str,
+    timeout_seconds: float,
+    as_json: bool,
+) -> None:
     """List what is wrong with the GPUs of one or many machines, and what to do about it.
 
-    Exits with status 0 when there are at most notes (info), 1 when anything is wrong or an agent does not answer,
-    4 when no agent answers.
+    Of more than 24 findings, and with --by, those of one kind are one line. Exits with status 0 when there are at most
+    notes (info), 1 when anything is wrong or an agent does not answer, 4 when no agent answers, or nothing is known of
+    any GPU: no driver is there.
     """
     from stepscope.workflow.nodes.answers import answers_of, check_answers
-    from stepscope.workflow.nodes.status import status_of
+    from stepscope.workflow.nodes.status import is_nothing_known, status_of
 
-    answers = answers_of(clients)
-    report = status_of(answers)
-    click.echo(json.dumps(asdict(report)) if as_json else "\n".join(_status_lines(report)))
+    rack = _rack(rack_from)
+    answers = answers_of(clients, seconds=timeout_seconds, view=NodeView.STATUS)
+    report = status_of(answers, rack)
+    is_unknown = is_nothing_known(report)
+    click.echo(json.dumps(asdict(report)) if as_json else "\n".join(_status_lines(report, by, is_unknown=is_unknown)))
     check_answers(answers)
-    context.exit(1 if _wrong_findings(report) else 0)
+    context.exit(UnreachableError.exit_code if is_unknown else 1 if _wrong_findings(report) else 0)
 
 
-def _status_lines(report: StatusReport) -> list[str]:
+_MAX_FINDING_LINES = 24
+"""Of more findings, those of one kind are one line."""
+
+
+def _status_lines(report: StatusReport, by: str | None, *, is_unknown: bool) -> list[str]:
     num_gpus = sum(node.num_gpus for node in report.nodes)
+    unknown = sum(1 for node in report.nodes if node.state is NodeState.UNKNOWN)
     wrong = _wrong_findings(report)
-    num_notes = len(report.findings) - len(wrong)
+    num_acknowledged = sum(1 for one in report.findings if one.acknowledged is not None)
+    num_notes = len(report.findings) - len(wrong) - num_acknowledged
+    is_joined = by is not None or len(report.findings) > _MAX_FINDING_LINES
     parts = [counted(len(wrong), "finding")] if report.findings else ["nothing is wrong"]
-    if wrong:
+    if is_unknown:
+        parts = ["nothing is known of their health"]
+    elif wrong:
         sick = {(finding.agent, finding.gpu) for finding in wrong if finding.gpu}
         parts.append(f"{counted(len(sick), 'GPU')} not well")
+    if unknown and not is_unknown:
+        parts.append(f"{counted(unknown, 'machine')} unknown")
+    if is_joined:
+        num_ok = sum(1 for node in report.nodes if node.state is NodeState.OK)
+        parts.append(f"{counted(num_ok, 'machine')} without a finding")
+    if num_acknowledged:
+        parts.append(f"{num_acknowledged} acknowledged")
     if num_notes:
         parts.append(counted(num_notes, "note"))
-    head = f"{counted(len(report.nodes), 'machine')}, {counted(num_gpus, 'GPU')}: "
-    return [head + ", ".join(parts), *map(_finding_line, report.findings)]
+    head = f"{counted(len(report.nodes), 'machine')}, {counted(num_gpus, 'GPU')}: " + ", ".join(parts)
+    if not is_joined:
+        return [head, *map(_finding_line, report.findings)]
+    from stepscope.cli.terminal.group_table import problem_lines
+    from stepscope.workflow.nodes.groups import GroupBy, problems_of
+
+    group_by = GroupBy(by) if by else None
+    return [head, *problem_lines(problems_of(report, group_by), group_by)]
 
 
 def _wrong_findings(report: StatusReport) -> list[StatusFinding]:
-    return [finding for finding in report.findings if finding.severity != Severity.INFO]
+    return [one for one in report.findings if one.severity != Severity.INFO and one.acknowledged is None]
 
 
 def _finding_line(finding: StatusFinding) -> str:
+    from stepscope.workflow.nodes.status import next_step_of
+
     place = finding.host or finding.agent.partition("://")[2]
     if finding.gpu:
         place = f"{place} GPU {finding.gpu}" + (f" ({finding.uuid})" if finding.uuid else "")
     line = f"{finding.severity}: {place}: {finding.message}"
-    return printable(f"{line}; {finding.action}" if finding.action else line)
+    further = next_step_of(finding)
+    return printable(f"{line}; {further}" if further else line)
 
 
 _SCHEMA = "stepscope.top/1"
@@ -227,49 +302,85 @@ _REDRAW_SECONDS = 0.5
 
 @click.command("top")
 @agent_client_options
+@_grouping_options
+@click.option("--all", "all_groups", is_flag=True, help="Show all groups, not only those with a problem or an outlier.")
 @click.option("--once", is_flag=True, help="Print the table once and exit.")
 @click.option("--interval", type=click.FloatRange(0.5), default=2.0, help="Poll the agents every so many seconds.")
 @click.option("--job", default="", show_default=False, help="Show only the GPUs of the job of this name or id.")
 @click.option("--sick", is_flag=True, help="Show only GPUs and agents with a problem.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document and exit.")
-def top_command(clients: list[AgentClient], once: bool, interval: float, job: str, sick: bool, as_json: bool) -> None:
+def top_command(
+    clients: list[AgentClient],
+    by: str | None,
+    rack_from: str,
+    timeout_seconds: float,
+    all_groups: bool,
+    once: bool,
+    interval: float,
+    job: str,
+    sick: bool,
+    as_json: bool,
+) -> None:
     """Show the GPUs of one or many machines as a live table: job, class, activity, power, memory, health.
 
-    An unknown value is a dash. An agent that does not answer has a line with the reason; its last values are dim.
+    An unknown value is a dash. An agent that does not answer has a line with the reason; its last values are dim. With
+    --by, and of more than 100 GPUs (then by node), groups with a problem or an outlier have a line, the others one.
     """
     from stepscope.workflow.nodes.answers import NodeWatch, answers_of, check_answers, select_devices, unknown_job
 
+    rack = _rack(rack_from)
+
+    def table(answers: Sequence[NodeAnswer]) -> RenderableType:
+        return _table(answers, by, rack, all_groups=all_groups)
+
     if not once and not as_json:
-        with NodeWatch(clients) as watch:
-            _show_live(watch, interval, lambda: select_devices(watch.answers(), job=job, sick=sick))
+        with NodeWatch(clients, seconds=timeout_seconds, view=NodeView.TABLE) as watch:
+            _show_live(watch, interval, lambda: table(select_devices(watch.answers(), job=job, sick=sick)))
         return
-    answers = answers_of(clients)
-    _print_nodes(select_devices(answers, job=job, sick=sick), unknown_job(answers, job), as_json=as_json)
+    answers = answers_of(clients, seconds=timeout_seconds, view=None if as_json else NodeView.TABLE)
+    selected = select_devices(answers, job=job, sick=sick)
+    notices = unknown_job(answers, job)
+    if as_json:
+        _print_document(selected, notices)
+    else:
+        report_console().print(table(selected))
+        for notice in notices:
+            click.echo(f"stepscope: {notice.message}", err=True)
     check_answers(answers)
 
 
-def _print_nodes(answers: Sequence[NodeAnswer], notices: Sequence[Notice], *, as_json: bool) -> None:
-    if as_json:
-        from stepscope.workflow.nodes.answers import silent_agents
+_MAX_ROWS = 100
+"""Of GPUs and silent agents; more of them are grouped by node."""
 
-        nodes = [
-            {"agent": one.agent, "error": one.error, "node": node_document(one.node) if one.node else None}
-            for one in answers
-        ]
-        warnings = [asdict(warning) for warning in (*silent_agents(answers), *notices)]
-        click.echo(json.dumps({"schema": _SCHEMA, "nodes": nodes, "warnings": warnings}))
-    else:
+
+def _table(
+    answers: Sequence[NodeAnswer], by: str | None, rack: Callable[[NodeAnswer], str], *, all_groups: bool
+) -> RenderableType:
+    num_rows = sum(len(answer.node.devices) if answer.node else 1 for answer in answers)
+    if by is None and num_rows <= _MAX_ROWS:
         from stepscope.cli.terminal.node_table import node_table
 
-        report_console().print(node_table(answers, time.monotonic()))
-        for notice in notices:
-            click.echo(f"stepscope: {notice.message}", err=True)
+        return node_table(answers, time.monotonic())
+    from stepscope.cli.terminal.group_table import group_table
+    from stepscope.workflow.nodes.groups import GroupBy, groups_of
+
+    group_by = GroupBy(by) if by else GroupBy.NODE
+    return group_table(groups_of(answers, group_by, rack), answers, group_by, all_groups=all_groups)
 
 
-def _show_live(watch: NodeWatch, interval: float, answers: Callable[[], Sequence[NodeAnswer]]) -> None:
+def _print_document(answers: Sequence[NodeAnswer], notices: Sequence[Notice]) -> None:
+    from stepscope.workflow.nodes.answers import silent_agents
+
+    nodes = [
+        {"agent": one.agent, "error": one.error, "node": node_document(one.node) if one.node else None}
+        for one in answers
+    ]
+    warnings = [asdict(warning) for warning in (*silent_agents(answers), *notices)]
+    click.echo(json.dumps({"schema": _SCHEMA, "nodes": nodes, "warnings": warnings}))
+
+
+def _show_live(watch: NodeWatch, interval: float, table: Callable[[], RenderableType]) -> None:
     from rich.live import Live
-
-    from stepscope.cli.terminal.node_table import node_table
 
     next_question = 0.0
     with Live(console=report_console(), screen=True, auto_refresh=False) as live:
@@ -278,5 +389,5 @@ def _show_live(watch: NodeWatch, interval: float, answers: Callable[[], Sequence
             if now >= next_question:
                 watch.ask()
                 next_question = now + interval
-            live.update(node_table(answers(), now), refresh=True)
+            live.update(table(), refresh=True)
             time.sleep(_REDRAW_SECONDS)

@@ -82,6 +82,15 @@ def agent_client_options(function: _Function) -> _Function:
         type=click.Path(path_type=Path, allow_dash=True),
         help="Ask the agents in this file; - for stdin.",
     )
+    @click.option(
+        "--targets",
+        "sources",
+        multiple=True,
+        metavar="SOURCE",
+        envvar="STEPSCOPE_TARGETS",
+        help="Ask the agents of a target source: a file or URL of Prometheus' service discovery, slurm:PARTITION, "
+        "nodes:gpu[1-8], k8s:NAMESPACE/SERVICE; repeatable.",
+    )
     @click.option("--token-file", type=FILE, envvar="STEPSCOPE_TOKEN_FILE", help="Read the agents' token from here.")
     @_tls_file("--ca-file", "Trust these CA certificates instead of the system's.")
     @_tls_file("--cert-file", "Present this client certificate.")
@@ -90,6 +99,7 @@ def agent_client_options(function: _Function) -> _Function:
     def call(
         urls: tuple[str, ...],
         file: Path | None,
+        sources: tuple[str, ...],
         token_file: Path | None,
         ca_file: str,
         cert_file: str,
@@ -97,7 +107,8 @@ def agent_client_options(function: _Function) -> _Function:
         **options: Any,
     ) -> None:
         named = [*urls, *(_lines(file) if file else ())]
-        function(_clients(named, token_file, ca_file=ca_file, cert_file=cert_file, key_file=key_file), **options)
+        files = {"ca_file": ca_file, "cert_file": cert_file, "key_file": key_file}
+        function(_clients(named, sources, token_file, files), **options)
 
     return call
 
@@ -106,7 +117,9 @@ def _tls_file(flag: str, text: str) -> Callable[[_Function], _Function]:
     return click.option(flag, default="", show_default=False, metavar="FILE", help=text)
 
 
-def _clients(urls: list[str], token_file: Path | None, **files: str) -> list[AgentClient]:
+def _clients(
+    urls: list[str], sources: tuple[str, ...], token_file: Path | None, files: dict[str, str]
+) -> list[AgentClient]:
     from stepscope.workflow.nodes.agent_client import DEFAULT_URL, agent_client
 
     token = ""
@@ -114,7 +127,14 @@ def _clients(urls: list[str], token_file: Path | None, **files: str) -> list[Age
         from stepscope.agent.state_directory import read_agent_token
 
         token = read_agent_token(token_file)
-    clients = [agent_client(url, token=token, **files) for url in urls or [DEFAULT_URL]]
+    clients = [agent_client(url, token=token, **files) for url in urls]
+    if sources:
+        from stepscope.workflow.nodes.targets import targets_of_all
+
+        clients += [target.client(token=token, **files) for target in targets_of_all(sources)]
+        if not clients:
+            raise click.UsageError(f"no agent is known to {', '.join(sources)}")
+    clients = clients or [agent_client(DEFAULT_URL, token=token, **files)]
     return list({str(client): client for client in clients}.values())
 
 
@@ -128,8 +148,9 @@ def _lines(file: Path) -> list[str]:
     except UnicodeDecodeError:
         what_next = "give a file with one agent per line"
         raise DataError("is not a text file", where=str(file), what_next=what_next) from None
-    lines = [line.partition("#")[0].strip() for line in text.splitlines()]
-    named = [line for line in lines if line]
+    from stepscope.workflow.nodes.targets import lines_of
+
+    named = lines_of(text)
     if not named:
         raise click.UsageError(f"{file} names no agent")
     return named

@@ -36,8 +36,25 @@ _MAX_RECORD_BYTES = 8192
 """Bytes of a record (CONSOLE_EXT_LOG_MAX)."""
 
 
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_MAX_SCANNED = 1_000_000
+"""Records of the whole log; a kernel that logs faster than it is read ends no scan."""
+
+
+def boot_id(path: Path = BOOT_ID) -> str | None:
+    """Id of this boot of the kernel; None where it cannot be known."""
+    try:
+        return path.read_text().strip() or None
+    except OSError:
+        return None
+
+
 class KernelLog:
-    """Reader of GPU errors that the kernel logs after it was opened. A context manager; never blocks."""
+    """Reader of GPU errors that the kernel logs after it was opened. A context manager; never blocks.
+
+    Attributes:
+        position: number of the last record that was read; None: not known.
+    """
 
     def __init__(
         self,
@@ -49,6 +66,7 @@ class KernelLog:
         """One `read` of `path` returns one record; `log_clock_ns` is the records' clock, ns since boot."""
         self._wall_clock_ns = wall_clock_ns
         self._log_clock_ns = log_clock_ns
+        self.position: int | None = None
         self._missing: Missing | None = None
         self._file = -1
         self._named: str | None = None
@@ -79,20 +97,52 @@ class KernelLog:
             return Collection(missing=(self._missing,))
         findings: list[Finding] = []
         offset_ns = self._wall_clock_ns() - self._log_clock_ns()
-        for record in self._records(findings):
+        for record in self._records(findings, _MAX_RECORDS):
+            self.position = _number_of(record, self.position)
             findings += self._read(record, offset_ns)
         return Collection(findings=tuple(findings))
 
-    def _records(self, findings: list[Finding]) -> Iterator[str]:
-        for _ in range(_MAX_RECORDS):
+    def resume(self, position: int | None) -> list[Finding]:
+        """Errors that the kernel logged after a record, up to now; `collect` goes on behind them.
+
+        Args:
+            position: number of the record; -1: before the first of this boot; None: not known, so none are returned.
+        """
+        if self._missing is not None:
+            return []
+        try:
+            os.lseek(self._file, 0, os.SEEK_SET)
+        except OSError:
+            return []
+        self.position = position
+        findings, overruns = list[Finding](), list[Finding]()
+        offset_ns = self._wall_clock_ns() - self._log_clock_ns()
+        num_read = 0
+        for record in self._records(overruns, _MAX_SCANNED):
+            number = self.position = _number_of(record, self.position)
+            found = list(self._read(record, offset_ns))  # also what was read before: two records may report one loss
+            if position is not None and number is not None:
+                if num_read == 0 and number > position + 1 > 0:
+                    overruns.append(self._overrun("the kernel log was overwritten while no agent ran"))
+                if number > position:
+                    findings += found
+            num_read += 1
+        if num_read == 0 and position is None:
+            self.position = -1
+        return [] if position is None else findings + overruns
+
+    def _overrun(self, what: str) -> Finding:
+        return Finding("kernel_log_overrun", f"{what}; errors may be missing", (), self._wall_clock_ns())
+
+    def _records(self, findings: list[Finding], most: int) -> Iterator[str]:
+        for _ in range(most):
             try:
                 record = os.read(self._file, _MAX_RECORD_BYTES)
             except BlockingIOError:
                 return
             except OSError as error:
                 if error.errno == errno.EPIPE:  # the kernel overwrote what was not read yet
-                    message = "the kernel logged more than could be read; errors may be missing"
-                    findings.append(Finding("kernel_log_overrun", message, (), self._wall_clock_ns()))
+                    findings.append(self._overrun("the kernel logged more than could be read"))
                     continue
                 self._missing = _missing(MissingReason.FAILED, f"the kernel log cannot be read: {error.strerror}")
                 return
@@ -127,6 +177,12 @@ class KernelLog:
         pid = _PID.search(words)
         labels = labels_of(pci_bus_id=bus_id, xid=number, **({"pid": pid[1]} if pid else {}))
         yield Finding("xid", _message(f"XID {number}", words), labels, time_ns)
+
+
+def _number_of(record: str, before: int | None) -> int | None:
+    """The number that the kernel gave a record; that of the one before where it has none."""
+    number = record.partition(";")[0].split(",")[1:2]
+    return int(number[0]) if number and number[0].isdecimal() and number[0].isascii() else before
 
 
 def _bus_id(match: re.Match[str]) -> str:

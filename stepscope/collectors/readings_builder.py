@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 from typing import NamedTuple
 
-from stepscope.core.metrics import Unit
+from stepscope.core.metrics import MetricKind, Unit
 from stepscope.core.metrics.gpu import BY_NAME, FABRIC_METRICS
 from stepscope.core.metrics.host import CPU_METRICS_OF_DCGM
 from stepscope.core.metrics.readings import Collection, Finding, Labels, Missing, MissingReason, Reading
 
-_UNITS = {metric.name: metric.unit for metric in (*BY_NAME.values(), *FABRIC_METRICS, *CPU_METRICS_OF_DCGM)}
+_METRICS = {metric.name: metric for metric in (*BY_NAME.values(), *FABRIC_METRICS, *CPU_METRICS_OF_DCGM)}
+_ABSOLUTE_ZERO_CELSIUS, _HOTTEST_CELSIUS = -273.15, 2.0**31
+_FIRST_WRAPPED, _END_WRAPPED = 2**32 - 2**16, 2**32 - 1
+"""Small negative numbers that were read as unsigned ones of 32 bits; -1 itself is NVML's "no value"."""
 _MAX_CLAMPED = 2.0
 """Ratios over 1 happen: counters of a MIG instance are scaled by the whole GPU's (1.294 in NVIDIA/DCGM#152). What is
 far over is not a measurement."""
-_ABSOLUTE_ZERO_CELSIUS = -273.15
 
 
 class NoValue(NamedTuple):
@@ -75,12 +78,19 @@ class ReadingsBuilder:
     def checked(self, metric: str, value: float, labels: Labels, *, source: str, raw: float) -> float | NoValue:
         """The value if its unit allows it; a ratio slightly over 1 becomes 1, with a finding.
 
+        A temperature below zero that was read as unsigned is what it was.
+
         Args:
             source: "NVML reports", "the page says"; followed by the raw number where that is not possible.
         """
-        unit = _UNITS.get(metric)
-        least = _ABSOLUTE_ZERO_CELSIUS if unit is Unit.CELSIUS else 0.0
-        if value < least or (value > _MAX_CLAMPED and unit is Unit.RATIO):
+        known = _METRICS.get(metric)
+        unit = known.unit if known is not None else None
+        is_wrapped = _FIRST_WRAPPED <= raw < _END_WRAPPED
+        if is_wrapped and unit is Unit.CELSIUS:
+            value, is_wrapped = raw - 2.0**32, False
+        is_wrapped &= known is not None and known.kind is MetricKind.GAUGE and unit is not Unit.BYTES
+        least, most = (_ABSOLUTE_ZERO_CELSIUS, _HOTTEST_CELSIUS) if unit is Unit.CELSIUS else (0.0, inf)
+        if is_wrapped or not least <= value <= most or (value > _MAX_CLAMPED and unit is Unit.RATIO):
             return NoValue(MissingReason.UNREADABLE, f"{source} {raw:g}, which is not possible")
         if value <= 1.0 or unit is not Unit.RATIO:
             return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 import signal
@@ -182,9 +183,8 @@ def test_health_goes_on_while_nobody_reads_the_log(machine: FakeNvml, tmp_path: 
             time.sleep(0.02)
         page = _page(f"{url}/metrics")
         assert _value(page, 'stepscope_agent_collector_up{collector="health"') == 1.0
-        age = _value(page, 'stepscope_agent_collector_age_seconds{collector="health"')
-        assert age is not None
-        assert age < 10.0
+        sources = {one["name"]: one for one in json.loads(_page(f"{url}/api/v1/node"))["sources"]}
+        assert sources["health"]["age_seconds"] < 10.0
         assert _value(page, "stepscope_agent_log_lines_dropped_total") == 0.0  # they still wait
         _ends(process)
 
@@ -241,3 +241,14 @@ def test_a_file_that_is_a_pipe_is_an_error_and_not_waited_for(setting: str, mach
         assert process.wait(_PATIENCE) == 2
         assert process.stderr is not None
         assert b"is not a file" in process.stderr.read()
+
+
+def test_pipes_in_its_state_directory_do_not_keep_it_from_starting(machine: FakeNvml, tmp_path: Path) -> None:
+    machine.add(profiles.h100(0))
+    machine.write()
+    (tmp_path / "state").mkdir()
+    for name in ("captures.json", "token", "health.jsonl"):
+        os.mkfifo(tmp_path / "state" / name, 0o600)
+    with _agent(machine, tmp_path, subprocess.DEVNULL) as (process, url):
+        _until(lambda: bool(_page(f"{url}/readyz")), "not ready")
+        _ends(process)

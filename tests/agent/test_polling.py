@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from stepscope.agent.polling import ScheduledSource, reason_of_no_values
+from stepscope.agent.polling import ScheduledSource, SharedThread, reason_of_no_values
 from stepscope.core.metrics.readings import Collection, Finding, Missing, MissingReason, Reading, labels_of
 
 _READING = Reading("stepscope_host_cpus", 2.0, (), 1)
@@ -60,6 +60,31 @@ def test_it_collects_again_and_again(collector: _Collector) -> None:
     after = collector.num_calls
     time.sleep(0.05)
     assert collector.num_calls == after
+
+
+def test_sources_of_one_thread_run_in_order_and_each_at_its_interval() -> None:
+    calls: list[str] = []
+
+    class Named:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def collect(self) -> Collection:
+            calls.append(self.name)
+            if self.name == "fails":
+                raise ValueError("no")
+            return Collection((_READING,))
+
+    names = {"first": 0.05, "fails": 0.05, "rare": 60.0}
+    sources = [ScheduledSource(name, Named(name), interval=interval) for name, interval in names.items()]
+    with SharedThread(sources):
+        _until(lambda: calls.count("first") >= 4)
+    assert calls[:5] == ["first", "fails", "rare", "first", "fails"]
+    assert calls.count("rare") == 1
+    assert [source.state().reason for source in sources] == [None, MissingReason.FAILED, None]
+    after = len(calls)
+    time.sleep(0.1)
+    assert len(calls) == after
 
 
 def test_the_age_of_what_it_said_is_no_matter_of_the_clock(collector: _Collector) -> None:

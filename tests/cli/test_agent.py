@@ -50,6 +50,11 @@ def test_it_runs_without_any_gpu_until_it_is_told_to_end(
                 page = answer.read().decode()
             assert 'stepscope_agent_collector_up{collector="nvml",reason="not_installed"} 0.0' in page
             assert "\nstepscope_host_memory_total_bytes " in page
+            asked = [sys.executable, "-m", "stepscope", "status", "--agent", url.removesuffix("/metrics")]
+            status = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=60)
+            assert status.returncode == 4
+            assert status.stdout.startswith("1 machine, 0 GPUs: nothing is known of their health\nwarning: ")
+            assert "no GPU driver answers (not_installed: " in status.stdout
             process.send_signal(signal.SIGHUP)
             assert process.stderr.readline().startswith("stepscope agent: goes on after SIGHUP; ")
             process.send_signal(number)

@@ -16,7 +16,7 @@ import pytest
 from stepscope.cli import main
 from stepscope.core.documents.jobs import Assignment, Job, JobKind
 from stepscope.core.hardware.devices import Device
-from stepscope.core.hardware.health import Action, Health, HealthState, Severity
+from stepscope.core.hardware.health import Action, Health, HealthState, OperatorNote, Severity
 from tests.workflow.nodes.made_nodes import device, event, node, served
 
 _NOBODY = "http://127.0.0.1:9"
@@ -120,6 +120,52 @@ def test_status_is_an_exit_code_a_text_and_a_document(capsys: pytest.CaptureFixt
     assert "row_remap_failed" in {one["code"] for one in document["findings"]}
 
 
+def test_findings_of_one_kind_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    agents = tmp_path / "agents"
+    agents.write_text("".join(f"127.0.0.{number}:9\n" for number in range(1, 31)))
+    sick = node(device(0), device(1), events=(event(uuid="GPU-1"), event(uuid="GPU-0")))
+    with served(sick) as url, served(node(device(0))) as well:
+        many = ["--agents", str(agents), "--agent", url, "--agent", well]
+        code, out, _ = _run(capsys, "status", *many)
+        assert code == 1
+        head, first, second = out.splitlines()
+        assert head == (
+            "32 machines, 3 GPUs: 32 findings, 2 GPUs not well, 30 machines unknown, 1 machine without a finding"
+        )
+        assert first.startswith("critical: 30 machines (127.0.0.1:9, 127.0.0.2:9, ")
+        assert "Connection refused" in first
+        assert second.startswith("critical: 2 GPUs of 1 machine (n1 GPU 1, n1 GPU 0): no spare rows are left; ")
+        code, out, _ = _run(capsys, "status", "--by", "job", "--agent", url)
+        assert out.splitlines()[1].startswith("critical: llama (42, alice): 2 GPUs of 1 machine (")
+        code, out, _ = _run(capsys, "status", "--by", "node", "--agent", url)
+        assert out.splitlines()[1].startswith("critical: n1 GPU 1, 0: no spare rows are left; ")
+        code, out, _ = _run(capsys, "status", "--by", "rack", "--rack-from", "[a-z]", "--agent", url)
+        assert out.splitlines()[1].startswith("critical: n: 2 GPUs of 1 machine (")
+        assert _run(capsys, "status", "--rack-from", "(", "--agent", url)[0] == 2
+
+
+def test_groups_with_a_problem_have_a_row_and_others_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    sick = node(device(0), host="n7", events=(event(uuid="GPU-0"),))
+    with served(sick) as url, served(node(device(0))) as well, served(node(device(0), host="n2")) as other:
+        asked = ["top", "--once", "--agent", url, "--agent", well, "--agent", other, "--agent", _NOBODY]
+        rows = [line.split() for line in _run(capsys, *asked, "--by", "node")[1].splitlines() if line.strip()]
+        assert rows[3][:3] == ["127.0.0.1:9", "0", "–"]
+        assert rows[4][0] == "n7"
+        assert " ".join(rows[4]).endswith("GPU 0: no spare rows are left")
+        assert rows[5][:4] == ["2", "other", "machines", "2"]
+        assert len(rows) == 6
+        rows = [line.split() for line in _run(capsys, *asked, "--by", "node", "--all")[1].splitlines() if line.strip()]
+        assert [row[0] for row in rows[3:]] == ["127.0.0.1:9", "n7", "n1", "n2"]
+        rows = [line.split() for line in _run(capsys, *asked, "--by", "job")[1].splitlines() if line.strip()]
+        assert [" ".join(row[:3]) for row in rows[3:]] == ["no known job", "llama (42, alice)"]
+        assert rows[4][3:5] == ["3", "3"]
+        many = node(*(device(index, jobs=()) for index in range(101)))
+        with served(many) as crowd:
+            out = _run(capsys, "top", "--once", "--agent", crowd)[1]
+        assert "1 other machine" in out
+        assert len(out.splitlines()) < 8
+
+
 def test_a_note_is_said_and_is_no_finding(capsys: pytest.CaptureFixture[str]) -> None:
     note = replace(event(Severity.INFO, uuid="GPU-0", gpu="0"), code="xid_earlier", message="XID 79 stood there")
     noted = device(0, health=Health(HealthState.HEALTHY, "XID 79 stood there", ("xid_earlier",)))
@@ -151,3 +197,16 @@ def test_the_table_lives_until_it_is_interrupted() -> None:
                 pass
             assert process.wait(20) == 130
         os.close(terminal)
+
+
+def test_an_acknowledged_event_is_said_to_be_so(capsys: pytest.CaptureFixture[str]) -> None:
+    failed = Health(HealthState.FAILED, "no spare rows are left", ("row_remap_failed",))
+    known = replace(event(gpu="0", uuid="GPU-0"), acknowledged=OperatorNote("ann", "ticket 7", 3))
+    with served(node(device(0, health=failed), events=(known,))) as url:
+        code, out, _ = _run(capsys, "status", "--agent", url)
+        _, table, _ = _run(capsys, "top", "--once", "--agent", url)
+    assert code == 0
+    head, line = out.splitlines()
+    assert head == "1 machine, 1 GPU: 0 findings, 1 acknowledged"
+    assert line == "critical: n1 GPU 0 (GPU-0): no spare rows are left; acknowledged by ann: ticket 7"
+    assert "failed: no spare rows are left (acknowledged by ann)" in " ".join(table.split())

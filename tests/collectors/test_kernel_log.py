@@ -167,3 +167,65 @@ def test_no_text_breaks_it(text: str) -> None:
     made = KernelLog(Path("/nonexistent"))
     for finding in made._read(f"3,1,2,-;{text}", 0):
         assert finding.code in {"xid", "sxid"}
+
+
+class LogFile:
+    """The kernel log as a file of records of one size, of which one `read` returns one; it outlives its readers."""
+
+    def __init__(self, path: Path, first: int = 0) -> None:
+        self.path = path
+        self._number = first
+        path.touch()
+
+    def write(self, text: str) -> None:
+        record = f"4,{self._number},{self._number + 1},-;{text}\n".encode()
+        with self.path.open("ab") as stream:
+            stream.write(record.ljust(8192))
+        self._number += 1
+
+    def resume(self, position: int | None) -> tuple[list[str], int | None, list[str]]:
+        """What an agent that begins reads, how far it came, and what it reads of a record that comes then."""
+        with KernelLog(self.path) as log:
+            before, came = log.resume(position), log.position
+            self.write("NVRM: Xid (PCI:0000:61:00): 31, then")
+            return [one.message for one in before], came, [one.message for one in log.collect().findings]
+
+
+def test_what_came_after_the_last_record_that_was_read_is_read_once(tmp_path: Path) -> None:
+    log = LogFile(tmp_path / "kmsg", first=7)
+    for text in ("usb 1-1: new", "NVRM: Xid (PCI:0000:61:00): 13, a", "eth0: up", "NVRM: Xid (PCI:0000:61:00): 94, b"):
+        log.write(text)
+    assert log.resume(8) == (["XID 94: b"], 10, ["XID 31: then"])
+    assert log.resume(11) == ([], 11, ["XID 31: then"])
+
+
+def test_of_another_boot_all_is_read_and_without_a_last_look_nothing(tmp_path: Path) -> None:
+    log = LogFile(tmp_path / "kmsg")
+    log.write("NVRM: Xid (PCI:0000:61:00): 13, a")
+    assert log.resume(-1) == (["XID 13: a"], 0, ["XID 31: then"])
+    assert log.resume(None) == ([], 1, ["XID 31: then"])
+
+
+def test_an_empty_log_has_a_position_too(tmp_path: Path) -> None:
+    assert LogFile(tmp_path / "kmsg").resume(None) == ([], -1, ["XID 31: then"])
+
+
+def test_what_the_kernel_overwrote_meanwhile_is_said(tmp_path: Path) -> None:
+    log = LogFile(tmp_path / "kmsg", first=100)
+    log.write("eth0: up")
+    (line,), _, _ = log.resume(41)
+    assert line == "the kernel log was overwritten while no agent ran; errors may be missing"
+    assert log.resume(99)[0] == ["XID 31: then"]
+
+
+def test_a_loss_of_which_the_first_record_was_read_before_is_no_second_one(tmp_path: Path) -> None:
+    log = LogFile(tmp_path / "kmsg")
+    log.write("NVRM: Xid (PCI:0000:61:00): 79, GPU has fallen off the bus.")
+    log.write("NVRM: GPU 0000:61:00.0: GPU has fallen off the bus.")
+    assert log.resume(0)[0] == []
+
+
+def test_a_log_that_begins_anew_is_read_from_its_end(tmp_path: Path) -> None:
+    log = LogFile(tmp_path / "kmsg")
+    log.write("NVRM: Xid (PCI:0000:61:00): 13, a")
+    assert log.resume(1000) == ([], 0, ["XID 31: then"])

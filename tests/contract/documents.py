@@ -11,7 +11,7 @@ import threading
 import typing
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from email.message import Message as Headers
 from http import HTTPStatus
 from pathlib import Path
@@ -29,11 +29,18 @@ from stepscope.agent.web.endpoints import api_routes, capture_routes
 from stepscope.agent.web.routes import Request, Route
 from stepscope.cli import root
 from stepscope.cli.nodes import _capture_document as capture_document
-from stepscope.cli.nodes import _print_nodes as print_top
+from stepscope.cli.nodes import _print_document as print_top
 from stepscope.cli.workload.suite import _print_cases as print_cases
 from stepscope.core.documents.analysis import Analysis, CaptureAnalyses
 from stepscope.core.documents.comparison import Comparison
 from stepscope.core.documents.hang import RANK_STATE_SCHEMA, STUCK_SCHEMA, HangReport, LiveHang, RankState, StuckReport
+from stepscope.core.documents.health import (
+    AgentHealth,
+    HealthList,
+    NodeHealth,
+    health_document,
+    health_list_document,
+)
 from stepscope.core.documents.machine_checks import DOCTOR_SCHEMA, PREFLIGHT_SCHEMA, Doctor, Preflight
 from stepscope.core.documents.memory import MemoryComparison, MemoryReport
 from stepscope.core.documents.nccl import NcclReport, nccl_document
@@ -133,8 +140,9 @@ def _with_schema() -> Iterator[list[Any]]:
     configuration = _through_json(configuration_document(load_configuration()))
     yield [configuration | {"keys": {ANY_KEY: one}} for one in configuration["keys"].values()]
     yield [_with_any_label(_answer(_node_routes(one)[0], "/api/v1/node")) for one in samples(Node)]
+    yield from _health()
     yield from _captures()
-    (top,) = _printed(lambda: print_top(samples(NodeAnswer), samples(Notice), as_json=True))
+    (top,) = _printed(lambda: print_top(samples(NodeAnswer), samples(Notice)))
     yield [top | {"nodes": [one | {"node": one["node"] and _with_any_label(one["node"])} for one in top["nodes"]]}]
     yield from _of_training()
     yield from _of_workloads()
@@ -187,6 +195,19 @@ def _with_any_label(node: Any) -> Any:
     for one in filter(None, classes):
         one["shares"] = {ANY_KEY: next(iter(one["shares"].values()), 0.5)}
     return node
+
+
+def _health() -> Iterator[list[Any]]:
+    """Of one machine, and of several."""
+    healths = samples(NodeHealth)
+    yield [_through_json(health_document(_with_any_labels(one))) for one in healths]
+    nodes = tuple(AgentHealth("a", "", _with_any_labels(one)) for one in healths)
+    yield [_through_json(health_list_document(HealthList((*nodes, AgentHealth("a", "e", None)), (sample(Notice),))))]
+
+
+def _with_any_labels(health: NodeHealth) -> NodeHealth:
+    gpus = tuple(replace(one, labels={ANY_KEY: "1"}) for one in health.gpus)
+    return replace(health, gpus=gpus, events=tuple(replace(one, labels=((ANY_KEY, "1"),)) for one in health.events))
 
 
 def _captures() -> Iterator[list[Any]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from stepscope.agent.exporter.metrics_page import MetricsPage
 from stepscope.agent.web.endpoints import api_routes, capture_routes, page_routes
+from stepscope.agent.web.health_routes import health_routes
 from stepscope.dashboard.api import make_api
 from stepscope.store.runs import RunStore
 
@@ -17,6 +18,7 @@ def http_paths() -> dict[str, dict[str, str]]:
     routes = (
         *page_routes(MetricsPage(lambda: ()), lambda: ()),
         *api_routes(unused, scheme="http", host="node7"),
+        *health_routes(unused, host="node7"),
         *capture_routes(unused),
     )
     agent = {

@@ -30,3 +30,10 @@ def test_it_runs_a_verb_that_there_is(capsys: pytest.CaptureFixture[str]) -> Non
         main([*arguments, "--help"])
     assert not ended.value.code
     assert "--config" in capsys.readouterr().out
+
+
+def test_its_base_is_one_version() -> None:
+    bases = [line.split()[1] for line in _LINES if line.startswith("FROM ")]
+    assert bases == ["${BASE}"] * 2
+    (default,) = [line.partition("=")[2] for line in _LINES if line.startswith("ARG BASE=")]
+    assert re.fullmatch(r"docker\.io/library/python:3\.\d+\.\d+-slim-\w+", default)

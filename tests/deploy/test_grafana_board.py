@@ -1,4 +1,4 @@
-"""Grafana board: queries existing metrics, without overlapping panels."""
+"""Grafana boards: queries of existing metrics, without overlapping panels; the fleet's has no line a GPU."""
 
 from __future__ import annotations
 
@@ -7,33 +7,78 @@ import re
 from itertools import combinations
 from typing import Any
 
-from deploy.grafana.board import FILE, board
+import pytest
+import yaml
+
+from deploy.grafana.board import FILES, boards
 from stepscope.agent.exporter.exposition import CATALOGUE
+from tests.deploy.conftest import DEPLOY
 
-_PANELS: list[dict[str, Any]] = board()["panels"]
-
-
-def queries() -> list[str]:
-    """All of its PromQL, of all machines and GPUs."""
-    found = [target["expr"] for panel in _PANELS for target in panel.get("targets", ())]
-    return [re.sub(r"\$(instance|gpu)\b", ".*", query).replace("$__rate_interval", "1m") for query in found]
+_BOARDS = boards()
+_VARIABLES = re.compile(r"\$(instance|gpu|cluster|rack|job|node)\b")
+each_board = pytest.mark.parametrize("name", _BOARDS)
 
 
-def test_the_file_is_what_the_program_writes() -> None:
-    assert json.loads(FILE.read_text()) == board(), "run: python deploy/grafana/board.py"
+def _targets(name: str) -> list[dict[str, Any]]:
+    return [target for panel in _BOARDS[name]["panels"] for target in panel.get("targets", ())]
 
 
-def test_it_asks_for_metrics_that_there_are() -> None:
-    asked = {name for query in queries() for name in re.findall(r"\bstepscope_\w+", query)}
-    assert len(asked) > 30
-    assert asked <= CATALOGUE.keys()
-    for variable in board()["templating"]["list"][1:]:
-        assert set(re.findall(r"stepscope_\w+", variable["query"]["query"])) <= CATALOGUE.keys()
+def queries(name: str) -> list[str]:
+    """All PromQL of a board, of all machines, jobs and GPUs."""
+    found = [target["expr"] for target in _targets(name)]
+    return [_VARIABLES.sub(".*", query).replace("$__rate_interval", "1m") for query in found]
 
 
-def test_panels_have_an_id_and_a_place_of_their_own() -> None:
-    assert len({panel["id"] for panel in _PANELS}) == len(_PANELS)
-    for one, other in combinations([panel["gridPos"] for panel in _PANELS], 2):
+def series_of_variables(name: str) -> list[tuple[str, str]]:
+    """Selector and label of each variable of a board, whatever is chosen before."""
+    asked = [variable["query"]["query"] for variable in _BOARDS[name]["templating"]["list"][1:]]
+    found = [re.fullmatch(r"label_values\((.*), (\w+)\)", _VARIABLES.sub(".*", query)) for query in asked]
+    return [(match[1], match[2]) for match in found if match is not None]
+
+
+def _recorded() -> set[str]:
+    files = [
+        yaml.safe_load((DEPLOY / "prometheus" / name).read_text()) for name in ("rules.yml", "recording_rules.yml")
+    ]
+    return {rule["record"] for file in files for group in file["groups"] for rule in group["rules"] if "record" in rule}
+
+
+@each_board
+def test_the_file_is_what_the_program_writes(name: str) -> None:
+    assert json.loads(FILES[name].read_text()) == _BOARDS[name], "run: python -m deploy.grafana.board"
+
+
+@each_board
+def test_it_asks_for_metrics_that_there_are(name: str) -> None:
+    asked = [*queries(name), *(selector for selector, _ in series_of_variables(name))]
+    text = " ".join(asked).replace('job="stepscope"', "").replace("stepscope_gpu_(job_info|up)", "stepscope_gpu_up")
+    used = set(re.findall(r"[a-z_]*:?\bstepscope\w*(?::\w+)*", text))
+    assert len(used) > 25
+    assert used <= CATALOGUE.keys() | _recorded()
+    assert len(series_of_variables(name)) == len(_BOARDS[name]["templating"]["list"]) - 1
+
+
+@each_board
+def test_panels_have_an_id_and_a_place_of_their_own(name: str) -> None:
+    panels = _BOARDS[name]["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    for one, other in combinations([panel["gridPos"] for panel in panels], 2):
         beside = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
         below = one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
         assert beside or below
+
+
+def test_the_boards_are_two() -> None:
+    assert len({board["uid"] for board in _BOARDS.values()}) == 2
+    assert [label for _, label in series_of_variables("fleet")] == ["cluster", "rack", "job_id", "instance"]
+
+
+def test_the_fleets_board_draws_no_line_a_gpu() -> None:
+    for panel in _BOARDS["fleet"]["panels"]:
+        for target in panel.get("targets", ()):
+            query = target["expr"]
+            is_short = query.startswith(("topk(", "bottomk("))
+            is_sum = re.match(r"(sum|count|avg|max|quantile)\b", query) is not None
+            assert is_short or is_sum, query
+            if panel["type"] == "timeseries":
+                assert "instance" not in target["legendFormat"]

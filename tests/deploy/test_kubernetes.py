@@ -12,6 +12,8 @@ import pytest
 import yaml
 
 from stepscope.agent.config.configuration import load_configuration
+from stepscope.agent.config.settings import KubernetesSettings
+from stepscope.agent.kubernetes.node_report import EVENT_NAMESPACE
 from stepscope.agent.service import Agent
 from tests.deploy.conftest import DEPLOY, Run
 
@@ -40,11 +42,16 @@ def test_its_objects_are_read_and_belong_together(objects: dict[str, Any], tmp_p
 
 
 def test_every_field_of_the_daemon_set_is_one(objects: dict[str, Any], tmp_path: Path, run: Run) -> None:
-    manifest = tmp_path / "daemonset.yaml"
-    manifest.write_text(yaml.safe_dump(objects["DaemonSet"]))
+    assert not fields_lost_by(run, objects["DaemonSet"], tmp_path)
+
+
+def fields_lost_by(run: Run, daemon_set: Any, folder: Path) -> list[str]:
+    """Fields that kubectl's types do not have."""
+    manifest = folder / "daemonset.yaml"
+    manifest.write_text(yaml.safe_dump(daemon_set))
     done = run("kubectl", "set", "env", "--local", "-f", manifest, "ANY=THING", "-o", "yaml", "--dry-run=client")
     assert done.returncode == 0, done.stderr
-    assert not _lost(objects["DaemonSet"], yaml.safe_load(done.stdout)), "kubectl's types do not have these"
+    return _lost(daemon_set, yaml.safe_load(done.stdout))
 
 
 def _lost(before: Any, after: Any, where: str = "") -> list[str]:
@@ -73,15 +80,16 @@ def test_the_agent_takes_its_settings(objects: dict[str, Any], tmp_path: Path) -
         assert not re.search(r"STEPSCOPE_AGENT__(?!WEB__)", text)
 
 
+def with_tls_and_token(text: str) -> str:
+    """The manifests with the lines that are commented out."""
+    text = text.replace("    insecure = true # remove when config_file is set\n", "")
+    return re.sub(r"^( +)# (?=config_file|token_file|scheme:|- name:| {2,}\w+:)", r"\1", text, flags=re.MULTILINE)
+
+
 def test_the_lines_for_tls_users_and_a_token_belong_together(tmp_path: Path, run: Run) -> None:
-    text = (_FOLDER / "agent.yaml").read_text().replace("    insecure = true # remove when config_file is set\n", "")
-    text = re.sub(r"^( +)# (?=config_file|token_file|scheme:|- name:|  \w+:)", r"\1", text, flags=re.MULTILINE)
+    text = with_tls_and_token((_FOLDER / "agent.yaml").read_text())
     (daemon_set,) = [one for one in yaml.safe_load_all(text) if one["kind"] == "DaemonSet"]
-    manifest = tmp_path / "daemonset.yaml"
-    manifest.write_text(yaml.safe_dump(daemon_set))
-    done = run("kubectl", "set", "env", "--local", "-f", manifest, "ANY=THING", "-o", "yaml", "--dry-run=client")
-    assert done.returncode == 0, done.stderr
-    assert not _lost(daemon_set, yaml.safe_load(done.stdout))
+    assert not fields_lost_by(run, daemon_set, tmp_path)
     spec = daemon_set["spec"]["template"]["spec"]
     (container,) = spec["containers"]
     assert {container[probe]["httpGet"]["scheme"] for probe in ("livenessProbe", "readinessProbe")} == {"HTTPS"}
@@ -106,3 +114,26 @@ def test_what_pods_are_part_of_takes_one_verb_on_pods(objects: dict[str, Any], t
     account = objects["ServiceAccount"]["metadata"]
     assert binding["subjects"] == [{"kind": "ServiceAccount"} | {key: account[key] for key in ("name", "namespace")}]
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
+
+
+def test_a_nodes_condition_takes_two_verbs_and_reads_nothing(objects: dict[str, Any], tmp_path: Path, run: Run) -> None:
+    shutil.copy(_FOLDER / "node-condition.yaml", tmp_path)
+    (tmp_path / "kustomization.yaml").write_text("resources: [node-condition.yaml]\n")
+    done = run("kubectl", "kustomize", tmp_path)
+    assert done.returncode == 0, done.stderr
+    by_kind = {one["kind"]: one for one in yaml.safe_load_all(done.stdout)}
+    assert by_kind["ClusterRole"]["rules"] == [{"apiGroups": [""], "resources": ["nodes/status"], "verbs": ["patch"]}]
+    assert by_kind["Role"]["rules"] == [{"apiGroups": [""], "resources": ["events"], "verbs": ["create"]}]
+    assert by_kind["Role"]["metadata"]["namespace"] == EVENT_NAMESPACE
+    account = objects["ServiceAccount"]["metadata"]
+    for role in ("ClusterRole", "Role"):
+        binding = by_kind[f"{role}Binding"]
+        assert binding["subjects"] == [
+            {"kind": "ServiceAccount"} | {key: account[key] for key in ("name", "namespace")}
+        ]
+        assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) == (role, by_kind[role]["metadata"]["name"])
+    policy = by_kind["ValidatingAdmissionPolicy"]
+    user = policy["spec"]["matchConditions"][0]["expression"]
+    assert f'"system:serviceaccount:{account["namespace"]}:{account["name"]}"' in user
+    assert f'"{KubernetesSettings().condition}"' in policy["spec"]["validations"][1]["expression"]
+    assert by_kind["ValidatingAdmissionPolicyBinding"]["spec"]["policyName"] == policy["metadata"]["name"]

@@ -32,7 +32,7 @@ from tests.agent.web.certificates import self_signed
 from tests.collectors.fake_nvml import profiles
 from tests.collectors.fake_nvml.library import FakeNvml, build_fake_nvml
 from tests.deploy.conftest import DEPLOY
-from tests.deploy.test_grafana_board import queries
+from tests.deploy.test_grafana_board import queries, series_of_variables
 
 _PATIENCE = 60.0
 
@@ -104,10 +104,12 @@ def _scrape_config(folder: Path, agent: str) -> Path:
         "tls_config": {"ca_file": str(folder / "server.crt")},
         "basic_auth": {"username": "prometheus", "password": "secret"},
     }
-    job = {"job_name": "stepscope", **access, "http_sd_configs": [{"url": f"{agent}/sd", **access}]}
+    places = [{"target_label": name, "replacement": f"{name}-1"} for name in ("cluster", "rack")]
+    targets = [{"url": f"{agent}/sd", **access}]
+    job = {"job_name": "stepscope", **access, "http_sd_configs": targets, "relabel_configs": places}
     document = {
         "global": {"scrape_interval": "2s", "scrape_timeout": "2s", "evaluation_interval": "1s"},
-        "rule_files": [str(DEPLOY / "prometheus/rules.yml")],
+        "rule_files": [str(DEPLOY / f"prometheus/{name}.yml") for name in ("rules", "recording_rules")],
         "scrape_configs": [job],
     }
     file = folder / "prometheus.yml"
@@ -128,7 +130,8 @@ def test_a_real_prometheus_and_systemd_s_socket(machine: FakeNvml, tmp_path: Pat
         command = [sys.executable, "-m", "stepscope", "agent", "run", "--listen", "127.0.0.1:0"]
         with _process(command, {**machine.environment(), **settings, **told}) as agent:
             assert agent.stderr is not None
-            url = agent.stderr.readline().split()[2].removesuffix("/metrics")
+            line = next(line for line in agent.stderr if line.endswith("/metrics serves the metrics\n"))
+            url = line.split()[2].removesuffix("/metrics")
             assert url.startswith("https://")
             assert systemd.recv(1000).startswith(b"READY=1\nSTATUS=reads 2 GPUs and ")
             port = _free_port()
@@ -160,8 +163,16 @@ def _ask_everything(prometheus: _Prometheus, machine: FakeNvml) -> None:
     named = prometheus.query("stepscope_gpu_up * on (instance, uuid) group_left (name) stepscope_gpu_info")
     assert {one["metric"]["name"] for one in named} == {"NVIDIA H100 80GB HBM3"}
 
-    with_values = [query for query in queries() if prometheus.query(query)]  # each is understood
-    assert len(with_values) > 15
+    prometheus.until("cluster:stepscope_gpu_power_watts:sum", lambda found: len(found) == 1)
+    for board, least in (("gpus", 15), ("fleet", 25)):
+        with_values = [query for query in queries(board) if prometheus.query(query)]  # each is understood
+        assert len(with_values) > least, (board, len(with_values))
+    labels = {label: selector for selector, label in series_of_variables("fleet")}
+    for name in ("cluster", "rack"):
+        assert {one["metric"][name] for one in prometheus.query(labels[name])} == {f"{name}-1"}
+    assert len(prometheus.query(f"count by (instance) ({labels['instance']})")) == 1  # also without any job
+    (worst,) = [query for query in queries("fleet") if query.startswith("max by (instance) (")]
+    prometheus.until(worst, lambda found: [one["value"][1] for one in found] == ["0"])
     machine.set(1, hang="any")
     machine.write()
     (silent,) = prometheus.until("stepscope_gpu_up == 0", lambda found: bool(found))

@@ -18,15 +18,23 @@ def run(
     code: int,
     *,
     said: str = "",
+    by_state: tuple[int, str] | None = None,
     gpus: str = "0,1",
     seconds: str = "20",
     logs: str = "",
 ) -> tuple[int, str]:
-    """Its exit code, and what it asked of others."""
+    """Its exit code, and what it asked of others.
+
+    Args:
+        code, said: how stepscope ends, and its output; `by_state`: where it checks the state alone.
+    """
     calls = folder / "calls"
     calls.write_text("")
+    state_code, state_said = by_state or (code, said)
+    of_state = f'case "$*" in *"--checks state"*) echo "{state_said}"; exit {state_code};; esac; ' if by_state else ""
     programs = {
-        "stepscope": f'echo "stepscope $*" >>{calls}; echo "{said}"; {"sleep 30" if code == 124 else f"exit {code}"}',
+        "stepscope": f'echo "stepscope $*" >>{calls}; {of_state}'
+        f'echo "{said}"; {"sleep 30" if code == 124 else f"exit {code}"}',
         "logger": f'echo "logger $*" >>{calls}',
         "scontrol": f'echo "scontrol $*" >>{calls}',
     }
@@ -101,6 +109,35 @@ def test_a_driver_that_does_not_answer_has_a_reason_in_any_case(script: str, tmp
     assert "Reason=stepscope " in run(script, tmp_path, 4)[1]
     assert run(script, tmp_path, 4)[1].endswith(": the driver does not answer\n")
     assert run(script, tmp_path, 4, said="stepscope: nvml: no answer")[1].endswith(": stepscope: nvml: no answer\n")
+
+
+@pytest.mark.parametrize(("code", "said"), [(2, "stepscope: torch is not installed"), (3, "stepscope: x"), (1, "boom")])
+def test_where_nothing_can_be_measured_the_driver_is_asked(code: int, said: str, tmp_path: Path) -> None:
+    lost = 1, "FAIL  gpu 3  driver: the GPU is lost"
+    ended, calls = run("prolog.sh", tmp_path, code, said=said, by_state=lost)
+    assert ended == 1
+    assert calls.splitlines()[-1].endswith("Reason=stepscope preflight: FAIL  gpu 3  driver: the GPU is lost")
+    (kept,) = (tmp_path / "logs").iterdir()
+    assert kept.read_text() == f"{said}\n{lost[1]}\n"
+    ended, calls = run("prolog.sh", tmp_path, code, said=said, by_state=(0, "preflight passed: 2 of 2"))
+    assert ended == 0
+    line = calls.splitlines()[-1]
+    what = said if said.startswith("stepscope:") else ""
+    assert f"preflight of job 17: nothing was measured (exit code {code}: {what}), the driver reports no fault" in line
+    ended, calls = run("prolog.sh", tmp_path, code, said=said, by_state=(4, "stepscope: nvml: no answer"))
+    assert (ended, calls.splitlines()[-1].partition(": ")[2]) == (1, "stepscope: nvml: no answer")
+
+
+@pytest.mark.parametrize("script", ["prolog.sh", "epilog.sh"])
+def test_a_check_that_could_not_run_is_named(script: str, tmp_path: Path) -> None:
+    (_, calls) = run(script, tmp_path, 3, said="stepscope: no GPU")
+    assert "could" in calls.splitlines()[-1]
+    assert "(exit code 3: stepscope: no GPU)" in calls.splitlines()[-1]
+    (tmp_path / "stepscope").unlink()
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "17", "SLURM_JOB_GPUS": "0"}
+    environment["STEPSCOPE"] = "stepscope-is-not-here"
+    assert subprocess.run([str(_SCRIPTS / script)], env=environment, timeout=60).returncode == 0
+    assert "are not checked: there is no command stepscope-is-not-here" in (tmp_path / "calls").read_text()
 
 
 @pytest.mark.parametrize("code", [2, 3])

@@ -46,12 +46,20 @@ def run(request: pytest.FixtureRequest, node: FakeNvml, tmp_path: Path) -> Scrip
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
 
-    def run_script(gpus: str, *, visible: str | None = None, expected: str = "") -> tuple[int, str, str]:
+    no_torch = tmp_path / "no_torch" / "torch"
+    no_torch.mkdir(parents=True)
+    (no_torch / "__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n")
+
+    def run_script(
+        gpus: str, *, visible: str | None = None, expected: str = "", has_torch: bool = True
+    ) -> tuple[int, str, str]:
         calls.write_text("")
+        if not has_torch:
+            (tmp_path / "stepscope").write_text(f'#!/bin/sh\nexec {sys.executable} -m stepscope "$@"\n')
         environment = {
             **node.environment(),
             "PATH": f"{tmp_path}:{os.environ['PATH']}",
-            "PYTHONPATH": str(_ROOT),
+            "PYTHONPATH": str(_ROOT) if has_torch else f"{no_torch.parent}:{_ROOT}",
             "FAKE_GPUS": str(tmp_path / "faults.json"),
             "FAKE_GPU_COUNT": node.values["gpus"],
             "SLURM_JOB_ID": "17",
@@ -160,3 +168,17 @@ def test_a_number_of_gpus_that_is_none_is_said_and_passed_over(run: Scripts) -> 
     assert code == 0
     assert "STEPSCOPE_EXPECTED_GPUS is not a number: eight" in calls
     assert "scontrol" not in calls
+
+
+def test_with_the_agents_extra_alone_a_lost_gpu_drains_the_node(run: Scripts, node: FakeNvml) -> None:
+    code, calls, report = run("5", has_torch=False)
+    assert code == 0
+    assert "scontrol" not in calls
+    assert "preflight passed: 1 of 1" in report
+    if "preflight of job" in calls:  # the prolog, which would measure
+        assert "nothing was measured (exit code 2: stepscope: torch is not installed;" in calls
+        assert "the driver reports no fault" in calls
+    node.set(2, lost=1)
+    node.write()
+    assert drained_for(run("5", has_torch=False)).startswith("FAIL  gpu 2  driver: ")
+    assert drained_for(run("4", has_torch=False)) == ""

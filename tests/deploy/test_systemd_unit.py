@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.agent.config.configuration import load_configuration
+from stepscope.agent.installation import UNIT_FILE, look_at_machine, service_files, write_service_files
 from stepscope.agent.service import Agent
 from tests.deploy.conftest import DEPLOY, Run
 
@@ -25,6 +26,13 @@ def unit(tmp_path: Path) -> Path:
 
 def test_systemd_understands_it(unit: Path, run: Run) -> None:
     done = run("systemd-analyze", "verify", unit)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_systemd_understands_one_that_is_written_for_this_machine(tmp_path: Path, run: Run) -> None:
+    machine = look_at_machine()
+    write_service_files(service_files(machine), tmp_path, lambda _: None)
+    done = run("systemd-analyze", "verify", tmp_path / UNIT_FILE)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 

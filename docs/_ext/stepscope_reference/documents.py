@@ -13,6 +13,7 @@ from stepscope.agent.sources import AgentCheck
 from stepscope.core.documents.analysis import Analysis, CaptureAnalyses
 from stepscope.core.documents.comparison import Comparison
 from stepscope.core.documents.hang import HangReport, LiveHang, RankState
+from stepscope.core.documents.health import HealthList, NodeHealth
 from stepscope.core.documents.machine_checks import Doctor, Preflight
 from stepscope.core.documents.memory import MemoryComparison, MemoryReport
 from stepscope.core.documents.nccl import NcclReport
@@ -37,6 +38,8 @@ _TYPES: Mapping[str, type] = {
     "stepscope.compare/1": Comparison,
     "stepscope.doctor/1": Doctor,
     "stepscope.hang/1": HangReport,
+    "stepscope.health-list/1": HealthList,
+    "stepscope.health/1": NodeHealth,
     "stepscope.live-hang/1": LiveHang,
     "stepscope.memory-comparison/1": MemoryComparison,
     "stepscope.memory/1": MemoryReport,

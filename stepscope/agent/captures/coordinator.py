@@ -257,6 +257,8 @@ class AgentCaptureFile:
         if self._file is None:
             return []
         try:
+            if self._file.exists() and not self._file.is_file():
+                raise FieldError("it is not a file")  # reading a pipe would wait for ever
             if self._file.stat().st_size > _MAX_BYTES:
                 raise FieldError("it is too large")
             return [read_object(captures.CaptureReport, one) for one in json.loads(self._file.read_bytes())]

@@ -259,6 +259,7 @@ class WebSettings:
         flag="--token-file",
         metavar="FILE",
     )
+    targets: tuple[str, ...] = key((), "Sources of the agents that /sd lists; none: this agent alone.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +277,18 @@ class ExporterSettings:
         ("default",),
         "Metrics on the page: default, full, or a list of these, names and patterns with * and ?.",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class OtlpSettings:
+    """Settings of the agent: push of its metrics to an OpenTelemetry collector."""
+
+    endpoint: str = key(
+        "", "URL of an OTLP/HTTP endpoint that all metrics are pushed to; empty: none.", flag="--otlp-endpoint",
+        metavar="URL",
+    )  # fmt: skip
+    interval_seconds: float = key(15.0, "Seconds between two pushes.", least=1.0)
+    timeout_seconds: float = key(10.0, "Seconds that a push may take.", least=0.1, most=300.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,12 +361,31 @@ class KinetoSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class KubernetesSettings:
+    """Settings of the agent: health as a condition and events of the Kubernetes node."""
+
+    report: str = key(
+        "off",
+        "Report health to Kubernetes: off, dry_run (the API server checks each change and keeps none), on.",
+        choices=("off", "dry_run", "on"),
+    )
+    condition: str = key("StepscopeGpuUnhealthy", "Type of the node's condition; True: there is a problem.")
+    severity: str = key(
+        "critical", "Severity from which an event makes the condition True.", choices=("warning", "critical")
+    )
+    events: bool = key(True, "Also create an event for each warning and critical event that begins or ends.")
+    settle_seconds: float = key(30.0, "Seconds that a problem must last before the condition is True.", least=0.0)
+    clear_seconds: float = key(300.0, "Seconds without a problem before the condition is False again.", least=0.0)
+
+
+@dataclass(frozen=True, slots=True)
 class AgentSettings:
     """All sections of the agent's configuration."""
 
     web: WebSettings = WebSettings()
     gpus: GpuSettings = GpuSettings()
     exporter: ExporterSettings = ExporterSettings()
+    otlp: OtlpSettings = OtlpSettings()
     dcgm: DcgmSettings = DcgmSettings()
     state: StateSettings = StateSettings()
     training: TrainingSettings = TrainingSettings()
@@ -361,6 +393,7 @@ class AgentSettings:
     kineto: KinetoSettings = KinetoSettings()
     health: HealthThresholds = HealthThresholds()
     jobs: JobSettings = JobSettings()
+    kubernetes: KubernetesSettings = KubernetesSettings()
 
 
 KEYS: dict[str, Key] = keys_of(AgentSettings)

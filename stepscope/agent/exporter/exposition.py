@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-
-from prometheus_client.core import Metric as Family
-from prometheus_client.core import Sample
-from prometheus_client.utils import floatToGoString
+from typing import Any
 
 from stepscope.core.metrics import DefaultSeries, Metric, MetricKind
 from stepscope.core.metrics.agent import AGENT_METRICS, FLEET_METRICS, HEALTH_METRICS, JOB_METRICS, TRAINING_METRICS
 from stepscope.core.metrics.gpu import FABRIC_METRICS, GPU_METRICS
 from stepscope.core.metrics.host import HOST_METRICS
-from stepscope.core.metrics.readings import Labels
+from stepscope.core.metrics.readings import Labels, Reading
 
 CATALOGUE: dict[str, Metric] = {
     metric.name: metric
@@ -39,7 +36,9 @@ FULL_SELECTION: Mapping[str, DefaultSeries] = dict.fromkeys(CATALOGUE, DefaultSe
 """Selection of every series of every metric; see `exporter.selection`."""
 
 _LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
+_NONE = DefaultSeries.NONE
 _SUFFIX = {"counter": "_total", "info": "_info"}
+_MAX_PLAIN_DIGITS = 6
 _MAX_LABEL_SETS = 20_000
 
 
@@ -58,8 +57,11 @@ class MetricSeries:
         """Name of the family in OpenMetrics: without the suffix of its kind."""
         return self.name.removesuffix(_SUFFIX.get(self.kind, ""))
 
-    def family(self) -> Family:
-        """The family for prometheus-client."""
+    def family(self) -> Any:
+        """The family for prometheus-client, which nothing else here needs."""
+        from prometheus_client.core import Metric as Family
+        from prometheus_client.core import Sample
+
         family = Family(self.family_name, self.help, self.kind, self.unit)
         for labels, value in self.values.items():
             family.samples.append(Sample(self.name, {name: _unicode(text) for name, text in labels}, value))
@@ -111,7 +113,7 @@ class MetricFamilies:
         if selected is None:
             self.dropped[collector, "unknown_metric"] += 1
             return
-        if selected is DefaultSeries.NONE or (selected is DefaultSeries.NONZERO and not value):
+        if selected is _NONE or (selected is DefaultSeries.NONZERO and not value):
             return
         series = self._series.get(name)
         if series is None:
@@ -123,9 +125,26 @@ class MetricFamilies:
         else:
             series.values[labels] = value
 
+    def add_readings(self, collector: str, readings: Iterable[Reading]) -> None:
+        """Add the readings of one collector: most are of a metric that is not selected, or of one that is known."""
+        selection = self._selection
+        for reading in readings:
+            if selection.get(reading.metric) is not _NONE:
+                self.add(collector, reading.metric, reading.labels, reading.value)
+
     def in_order(self) -> list[MetricSeries]:
         """Series with a value, in the catalogue's order."""
         return [series for name in CATALOGUE if (series := self._series.get(name)) is not None and series.values]
+
+
+def number_text(value: float) -> str:
+    """A finite number as both text formats write it: with an exponent from a million on, as Go does."""
+    text = repr(float(value))
+    point = text.find(".")
+    if point <= _MAX_PLAIN_DIGITS or value < 0:
+        return text
+    digits = f"{text[0]}.{text[1:point]}{text[point + 1 :]}".rstrip("0.")
+    return f"{digits}e+{point - 1:02d}"
 
 
 def exposition_text(all_series: Iterable[MetricSeries], texts: LabelTexts, *, is_openmetrics: bool) -> str:
@@ -142,8 +161,7 @@ def exposition_text(all_series: Iterable[MetricSeries], texts: LabelTexts, *, is
             text = series.help.replace("\\", r"\\").replace("\n", r"\n")
             lines.append(f"# HELP {name} {text}\n# TYPE {name} {kind}\n")
         name = series.name
-        number: Callable[[float], str] = floatToGoString
-        lines += [f"{name}{texts.text(labels)} {number(value)}\n" for labels, value in series.values.items()]
+        lines += [f"{name}{texts.text(labels)} {number_text(value)}\n" for labels, value in series.values.items()]
     return "".join(lines)
 
 

@@ -6,20 +6,16 @@ GPUs are shown under dcgm-exporter's names as well, if configured, so that dashb
 from __future__ import annotations
 
 import gzip
-import re
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
-
-from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import Metric as Family
-from prometheus_client.exposition import choose_encoder
-from prometheus_client.registry import Collector
+from typing import Any
 
 from stepscope import __version__
 from stepscope.agent.config.settings import node_name
+from stepscope.agent.exporter.content_negotiation import PageFormat, accepts_gzip, page_format_of
 from stepscope.agent.exporter.exposition import (
     FULL_SELECTION,
     LabelTexts,
@@ -27,6 +23,7 @@ from stepscope.agent.exporter.exposition import (
     MetricSeries,
     exposition_text,
 )
+from stepscope.agent.exporter.process_metrics import ProcessMetrics
 from stepscope.agent.polling import STALE_SECONDS, SourceState
 from stepscope.core.hardware.devices import Device, DeviceJoin, device_of
 from stepscope.core.metrics import DefaultSeries, MetricKind
@@ -39,8 +36,12 @@ SAMPLED = frozenset(one.name for one in GPU_METRICS if not one.name.startswith((
 """Metrics read from a GPU. All others (jobs, health, class) have a new time even if the GPU does not answer."""
 
 
-class MetricsPage(Collector):
-    """The Prometheus page of the agent, made anew for each scrape; never blocks.
+_REUSE_SECONDS = 1.0
+"""How long a page is served again while no source has anything new: the ages on it may be so much too small."""
+
+
+class MetricsPage:
+    """The Prometheus page of the agent; never blocks. Scrapes between two collections get the same bytes.
 
     Args:
         states: the sources now; of what two of them report, the first counts.
@@ -48,6 +49,7 @@ class MetricsPage(Collector):
         dcgm_names: names under which GPUs are shown as dcgm-exporter does as well; None: not at all.
         hostname: for those; the machine's name by default.
         log_lines_dropped: number of lines that the agent's log did not take so far.
+        own_readings: of other parts of the agent that are no sources.
         stale_seconds: age of a collection from which its values are left out.
     """
 
@@ -59,6 +61,7 @@ class MetricsPage(Collector):
         dcgm_names: DcgmNames | None = None,
         hostname: str | None = None,
         log_lines_dropped: Callable[[], int] = int,
+        own_readings: Callable[[], Sequence[Reading]] = tuple,
         stale_seconds: float = STALE_SECONDS,
         wall_clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
@@ -67,22 +70,21 @@ class MetricsPage(Collector):
         self._dcgm_names = dcgm_names
         self._hostname = node_name(hostname or "")
         self._log_lines_dropped = log_lines_dropped
+        self._own_readings = own_readings
         self._stale_seconds = stale_seconds
         self._wall_clock_ns = wall_clock_ns
         self._texts = LabelTexts()
         self._one_at_a_time = threading.Lock()
-        self._process = CollectorRegistry()
-        ProcessCollector(registry=self._process)
+        self._process = ProcessMetrics()
+        self._made_from: tuple[object, ...] = ()
+        self._made_at = 0.0
+        self._kept: Sequence[SourceState] = ()
+        self._pages: dict[tuple[str, bool], bytes] = {}
 
-    def describe(self) -> list[Family]:
-        """No families: registration reads no source."""
-        return []
-
-    def collect(self) -> Iterator[Family]:
-        """All families, the agent's process included; each series once."""
-        for series in self.series():
+    def collect(self) -> Iterator[Any]:
+        """All families for prometheus-client, the agent's process included; each series once."""
+        for series in (*self.series(), *self._process.series()):
             yield series.family()
-        yield from self._process.collect()
 
     def encoded(self, *, accept: str = "", accept_encoding: str = "") -> tuple[bytes, dict[str, str]]:
         """The page and its headers.
@@ -91,26 +93,49 @@ class MetricsPage(Collector):
             accept: header of the request: OpenMetrics if it asks for that, else Prometheus' text format.
             accept_encoding: header of the request: gzip if it allows that.
         """
-        encoder, content_type = choose_encoder(accept)
+        page_format, is_compressed = page_format_of(accept), accepts_gzip(accept_encoding)
         with self._one_at_a_time:  # in parallel they would take as long
-            if "escaping=dots" in content_type:  # changes names
-                body = encoder(self)
-            else:
-                # ten times as fast as prometheus-client, which checks every label of every sample again
-                is_openmetrics = content_type.startswith("application/openmetrics-text")
-                text = exposition_text(self.series(), self._texts, is_openmetrics=is_openmetrics)
-                body = text.encode() + encoder(self._process)
-        headers = {"Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}
-        if accepts_gzip(accept_encoding):
-            body = gzip.compress(body, compresslevel=1)
+            body = self._page(page_format, is_compressed=is_compressed)
+        headers = {"Content-Type": page_format.content_type, "Vary": "Accept, Accept-Encoding"}
+        if is_compressed:
             headers["Content-Encoding"] = "gzip"
         return body, headers
 
-    def series(self) -> list[MetricSeries]:
-        now_ns, states, families = self._wall_clock_ns(), self._states(), MetricFamilies(self._texts, self._selection)
+    def _page(self, page_format: PageFormat, *, is_compressed: bool) -> bytes:
+        """The page in this format: as it was made for an earlier scrape, unless a source has something new."""
+        states, now = self._states(), time.monotonic()
+        made_from = tuple((id(one.collection), one.num_collections, one.num_errors, one.reason) for one in states)
+        if made_from != self._made_from or now - self._made_at >= _REUSE_SECONDS:
+            self._made_from, self._made_at, self._pages = made_from, now, {}
+            self._kept = states  # while they are, their collections have their ids
+        key = page_format.content_type, is_compressed
+        if key not in self._pages:
+            if is_compressed:
+                self._pages[key] = gzip.compress(self._page(page_format, is_compressed=False), compresslevel=1)
+            elif page_format.escaping == "dots":  # changes names
+                from prometheus_client.exposition import choose_encoder  # 4 MB that no other scraper needs
+
+                self._pages[key] = choose_encoder(page_format.content_type)[0](self)
+            else:
+                # ten times as fast as prometheus-client, which checks every label of every sample again
+                series = [*self.series(states), *self._process.series()]
+                is_openmetrics = page_format.is_openmetrics
+                text = exposition_text(series, self._texts, is_openmetrics=is_openmetrics)
+                self._pages[key] = (text + "# EOF\n" if is_openmetrics else text).encode()
+        return self._pages[key]
+
+    def series(self, states: Sequence[SourceState] | None = None) -> list[MetricSeries]:
+        """All series without those of the agent's process.
+
+        Args:
+            states: the sources; now, where they are left out.
+        """
+        states = self._states() if states is None else states
+        now_ns, families = self._wall_clock_ns(), MetricFamilies(self._texts, self._selection)
         shown: list[Reading] = []
         families.add(_OF_THE_AGENT, AGENT + "info", labels_of(version=__version__), 1.0)
         families.add(_OF_THE_AGENT, AGENT + "log_lines_dropped_total", (), self._log_lines_dropped())
+        families.add_readings(_OF_THE_AGENT, self._own_readings())
         is_stale = [one.is_older_than(self._stale_seconds) for one in states]
         fresh = [Collection() if old else one.collection for one, old in zip(states, is_stale, strict=True)]
         for state, old, (readings, num_doubles) in zip(
@@ -120,8 +145,7 @@ class MetricsPage(Collector):
                 families.dropped[state.name, "stale"] += len(state.collection.readings)
             if num_doubles:
                 families.dropped[state.name, "told_before"] += num_doubles
-            for reading in readings:
-                families.add(state.name, reading.metric, reading.labels, reading.value)
+            families.add_readings(state.name, readings)
             shown += readings
             _add_source_state(families, state, now_ns, with_content=not old)
         for (collector, reason), count in list(families.dropped.items()):
@@ -156,15 +180,25 @@ def _add_source_state(families: MetricFamilies, state: SourceState, now_ns: int,
 
 
 def _newest(readings: Sequence[Reading]) -> dict[tuple[str, str], int]:
-    newest: dict[Labels, int] = {}
+    """Time of the newest value that was sampled from each GPU."""
+    whole = [one for one in readings if len(one.labels) <= _NUM_LABELS_OF_GPU and one.metric in SAMPLED]
+    newest = _newest_of(whole)
+    gpus = {_gpu_of(one.labels) for one in readings if one.metric == _UP}
+    if gpus <= newest.keys():
+        return newest
+    return _newest_of([one for one in readings if one.metric in SAMPLED])  # one with values of its instances alone
+
+
+def _newest_of(readings: Iterable[Reading]) -> dict[tuple[str, str], int]:
+    newest: dict[tuple[str, str], int] = {}
+    labels: Labels | None = None
+    gpu = ("", "")
     for reading in readings:
-        if reading.metric in SAMPLED and reading.time_ns > newest.get(reading.labels, 0):
-            newest[reading.labels] = reading.time_ns
-    by_gpu: dict[tuple[str, str], int] = {}
-    for labels, time_ns in newest.items():
-        gpu = _gpu_of(labels)
-        by_gpu[gpu] = max(by_gpu.get(gpu, 0), time_ns)
-    return by_gpu
+        if reading.labels is not labels:  # those of one GPU mostly come one after the other
+            labels, gpu = reading.labels, _gpu_of(reading.labels)
+        if reading.time_ns > newest.get(gpu, 0):
+            newest[gpu] = reading.time_ns
+    return newest
 
 
 def _gpu_of(labels: Labels) -> tuple[str, str]:
@@ -173,6 +207,8 @@ def _gpu_of(labels: Labels) -> tuple[str, str]:
 
 
 _UP, _GPU_INFO = GPU + "up", GPU + "info"
+_NUM_LABELS_OF_GPU = 2
+"""Index and UUID: what has more is of a link, a process or an instance, and was read with the others."""
 _FACTS = frozenset({_UP, _GPU_INFO})
 """Their further labels describe the GPU: they do not distinguish series."""
 _GPU_LABELS = frozenset(GPU_LABELS)
@@ -213,23 +249,6 @@ def _name(first: Callable[[Device], Device], labels: Labels) -> tuple[object, ..
     """The device of a series, and its labels that distinguish series of one metric of that device."""
     device = device_of(labels)
     return device and first(device), tuple(pair for pair in labels if pair[0] not in _GPU_LABELS)
-
-
-def accepts_gzip(accept_encoding: str) -> bool:
-    """Agent's exporter: whether a scrape of its metrics page accepts gzip.
-
-    It is named, without a weight of zero, which forbids it.
-    """
-    for part in accept_encoding.lower().split(","):
-        name, *parameters = (word.strip() for word in part.split(";"))
-        if name == "gzip":
-            return not any(_is_zero(parameter) for parameter in parameters)
-    return False
-
-
-def _is_zero(parameter: str) -> bool:
-    name, _, weight = parameter.partition("=")
-    return name.strip() == "q" and re.fullmatch(r"0(\.0*)?", weight.strip()) is not None
 
 
 class DcgmNames(StrEnum):

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import itertools
 import logging
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from stepscope.agent.gpus.probes import GpuProbes
-from stepscope.agent.gpus.targets import ProbeSnapshot, ProbeTarget
+from stepscope.agent.gpus.targets import ProbeSnapshot, ProbeTarget, XidCount
 from stepscope.agent.polling import SourceState
 from stepscope.collectors.contradictions import ContradictionWatch
 from stepscope.collectors.kernel_log import KernelLog
@@ -78,24 +79,99 @@ class GpuSource:
         return Collection.joined((of_gpus, beside, Collection(readings, missing, tuple(findings))))
 
 
+_NAMING_SECONDS = 20.0
+"""Time after the start in which errors wait until their GPU is known by its UUID."""
+_LOCK_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class KernelLogState:
+    """What the errors in the kernel log have been counted to, for an agent that is restarted.
+
+    Attributes:
+        position: record up to which they are counted; None: not known.
+        sxids: counts of the NVSwitches' errors.
+        xids: counts of the GPUs' errors, also those that NVML reported.
+        places: GPUs by their PCI bus id.
+    """
+
+    position: int | None = None
+    sxids: tuple[Reading, ...] = ()
+    xids: tuple[XidCount, ...] = ()
+    places: Mapping[str, Device] = field(default_factory=dict)
+
+
 class KernelLogSource:
     """The agent's source of GPU errors in the kernel log: `probes` counts XIDs for their GPU, SXids count here."""
 
-    def __init__(self, log: KernelLog, probes: GpuProbes) -> None:
+    def __init__(
+        self, log: KernelLog, probes: GpuProbes, *, monotonic_clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._log = log
         self._probes = probes
+        self._clock = monotonic_clock
+        self._lock = threading.Lock()
         self._sxids: dict[Labels, Reading] = {}
+        self._position: int | None = None
+        self._held: list[Finding] = []
+        self._is_before_start = False
+        self._naming_until = 0.0
 
     def collect(self) -> Collection:
         """Errors since the last collection, without the XIDs, and the counts of SXids."""
-        logged = self._log.collect()
-        self._probes.note_kernel_log(finding for finding in logged.findings if finding.code == "xid")
-        others = tuple(finding for finding in logged.findings if finding.code != "xid")
+        with self._lock:
+            others = self._count_held()
+            missing: tuple[Missing, ...] = ()
+            if not self._held:
+                logged = self._log.collect()
+                self._held, missing = list(logged.findings), logged.missing
+                others += self._count_held()
         _log_findings(others)
+        return Collection(tuple(self._sxids.values()), missing, others)
+
+    def resume(self, state: KernelLogState | None, *, is_same_boot: bool) -> None:
+        """Go on where an earlier agent ended, or begin with what the kernel logs from now on; before the first round.
+
+        Args:
+            state: what that agent had counted; None: it is not known.
+            is_same_boot: it ran since the kernel was booted; otherwise all that this boot logged is new.
+        """
+        with self._lock:
+            self._position = None if state is None else state.position if is_same_boot else -1
+            self._held = self._log.resume(self._position)
+            if state is not None and is_same_boot:
+                self._sxids = {one.labels: one for one in state.sxids}
+                has_position = state.position is not None and self._log.position is not None
+                resumed = frozenset({"kernel_log"} if has_position else ())
+                self._probes.restore(state.xids, state.places, resumed)
+            self._is_before_start, self._naming_until = True, self._clock() + _NAMING_SECONDS
+            if not self._held:
+                self._count_held()
+
+    def state(self) -> KernelLogState | None:
+        """What is counted now; None if that cannot be said at once."""
+        if not self._lock.acquire(timeout=_LOCK_SECONDS):
+            return None
+        try:
+            sxids, xids = tuple(self._sxids.values()), tuple(self._probes.saved_xids())
+            return KernelLogState(self._position, sxids, xids, self._probes.places())
+        finally:
+            self._lock.release()
+
+    def _count_held(self) -> tuple[Finding, ...]:
+        """Count the errors that were read, once their GPUs are known; those that are not XIDs."""
+        xids = [finding for finding in self._held if finding.code == "xid"]
+        if xids and self._clock() < self._naming_until and not self._probes.has_no_driver():
+            known = self._probes.places()
+            if any(dict(finding.labels).get("pci_bus_id") not in known for finding in xids):
+                return ()
+        self._probes.note_kernel_log(xids, is_before_start=self._is_before_start)
+        others = tuple(finding for finding in self._held if finding.code != "xid")
         for finding in others:
             if finding.code == "sxid":
                 self._count(finding)
-        return Collection(tuple(self._sxids.values()), logged.missing, others)
+        self._held, self._is_before_start, self._position = [], False, self._log.position
+        return others
 
     def _count(self, sxid: Finding) -> None:
         is_fatal = sxid.message.partition(": ")[2].lower().startswith("fatal")

@@ -12,7 +12,7 @@ from select import POLLIN, poll
 
 from stepscope.agent.gpus.process import GpuProbe, ProbeProcess
 from stepscope.agent.gpus.supervisor import ProbeSupervisor, ProbeTiming
-from stepscope.agent.gpus.targets import ProbeCounts, ProbeSnapshot, ProbeTarget
+from stepscope.agent.gpus.targets import ProbeCounts, ProbeSnapshot, ProbeTarget, XidCount
 from stepscope.core.hardware.devices import Device
 from stepscope.core.metrics.readings import Collection, Finding, Missing, MissingReason, with_labels
 
@@ -35,6 +35,7 @@ class GpuProbes:
         self._environment = environment
         self._supervisor = ProbeSupervisor(self._start_process, self._timing)
         self._known: tuple[ProbeTarget, ...] = ()
+        self._known_before: dict[str, Device] = {}
         self._refusal: tuple[MissingReason, str] | None = self._supervisor.refusal
         self._counts = ProbeCounts()
         self._is_closing = threading.Event()
@@ -68,16 +69,37 @@ class GpuProbes:
         """XIDs since the last call; each is returned once."""
         return self._supervisor.xids.take()
 
-    def note_kernel_log(self, findings: Iterable[Finding]) -> None:
-        """XIDs that the kernel logged (`collectors.kernel_log`): counted for their GPU, once with those from NVML."""
-        devices = {one.key: one.device for one in self._known}
+    def note_kernel_log(self, findings: Iterable[Finding], *, is_before_start: bool = False) -> None:
+        """XIDs that the kernel logged (`collectors.kernel_log`): counted for their GPU, once with those from NVML.
+
+        Args:
+            is_before_start: they came before the agent started.
+        """
+        devices = self.places()
         named = []
         for finding in findings:
             further = dict(finding.labels)
             bus_id = further.pop("pci_bus_id", "")
             device = devices.get(bus_id) or Device(pci_bus_id=bus_id)
             named.append(replace(finding, labels=with_labels(device.labels(), **further)))
-        self._supervisor.xids.add(named, "kernel_log")
+        self._supervisor.xids.add(named, "kernel_log", is_before_start=is_before_start)
+
+    def places(self) -> dict[str, Device]:
+        """GPUs by their PCI bus id, as the driver has them, or had them before the agent was restarted."""
+        return {**self._known_before, **{one.key: one.device for one in self._known if one.device.uuid}}
+
+    def has_no_driver(self) -> bool:
+        """Whether no GPU can be asked; False while the driver has not answered yet."""
+        return self._refusal is not None and self._refusal[0] is not MissingReason.NOT_YET
+
+    def saved_xids(self) -> list[XidCount]:
+        """Counts of XIDs, for a restarted agent."""
+        return self._supervisor.xids.saved()
+
+    def restore(self, xids: Iterable[XidCount], places: Mapping[str, Device], resumed: frozenset[str]) -> None:
+        """Go on with what an earlier agent knew; see `XidLog.restore`. Before the probes run."""
+        self._known_before = dict(places)
+        self._supervisor.xids.restore(xids, resumed)
 
     def _start_process(self) -> GpuProbe:
         return ProbeProcess(self._timing.slow_poll, self._timing.grace, self._environment)

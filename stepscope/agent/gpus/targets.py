@@ -117,14 +117,27 @@ class ProbeSnapshot:
 
 
 _MAX_WAITING = 4096
+_SOURCES = frozenset({"nvml", "kernel_log"})
+"""Names that XIDs are counted under."""
 _SET_BACK_NS = 10**9
 """XIDs further in the future came before the clock was set back: a later one replaces them as the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class XidCount:
+    """One XID of one GPU for a restarted agent: how often each source reported it, and when it came last."""
+
+    device: Device
+    xid: str
+    by_source: dict[str, int]
+    last_ns: int
 
 
 @dataclass(slots=True)
 class _Occurrences:
     """One XID of one GPU: how often each source reported it, and when it came last."""
 
+    device: Device
     by_source: Counter[str] = field(default_factory=Counter)
     last_ns: int = 0
 
@@ -134,7 +147,8 @@ class _Occurrences:
 
 
 class XidLog:
-    """XIDs that the GPU probes and the kernel log reported since the start. May be used by several threads.
+    """XIDs that the GPU probes and the kernel log reported since the first look at this boot. May be used by several
+    threads.
 
     Attributes:
         num_dropped: XIDs dropped because too many waited to be taken; they are counted all the same.
@@ -145,33 +159,60 @@ class XidLog:
         self.num_dropped = 0
         self._lock = threading.Lock()
         self._waiting: deque[Finding] = deque()
-        self._occurrences: dict[tuple[Device, str], _Occurrences] = {}
-        self._last: dict[Device, tuple[int, str]] = {}
+        self._occurrences: dict[tuple[str, str], _Occurrences] = {}
+        self._last: dict[str, tuple[int, str]] = {}
 
-    def add(self, findings: Iterable[Finding], source: str) -> None:
+    def add(self, findings: Iterable[Finding], source: str, *, is_before_start: bool = False) -> None:
         """Count the findings that are XIDs.
 
         Args:
             findings: with the labels of their GPU, the same from all sources.
             source: name of the source that reports them.
+            is_before_start: they came before the agent started: no other source reports them any more.
         """
         with self._lock:
             for finding in findings:
                 if finding.code == "xid":
-                    self._add(finding, source)
+                    self._add(finding, source, is_before_start=is_before_start)
 
-    def _add(self, finding: Finding, source: str) -> None:
+    def saved(self) -> list[XidCount]:
+        """What `restore` takes."""
+        with self._lock:
+            return [
+                XidCount(one.device, xid, dict(one.by_source), one.last_ns)
+                for (_, xid), one in self._occurrences.items()
+            ]
+
+    def restore(self, counts: Iterable[XidCount], resumed: frozenset[str]) -> None:
+        """Go on with the counts of an earlier agent.
+
+        Args:
+            resumed: sources that go on where they ended; the others report nothing of before any more.
+        """
+        with self._lock:
+            for one in counts:
+                key, device = (one.device.key, one.xid), one.device
+                known = self._occurrences[key] = _Occurrences(device, Counter(one.by_source), one.last_ns)
+                for source in _SOURCES - resumed:
+                    known.by_source[source] = known.count
+                self._last[device.key] = max((one.last_ns, one.xid), self._last.get(device.key, (0, "")))
+
+    def _add(self, finding: Finding, source: str, *, is_before_start: bool) -> None:
         labels = dict(finding.labels)
         xid, gpu = labels["xid"], device_in(labels).without_instance()
-        known = self._occurrences.setdefault((gpu, xid), _Occurrences())
+        known = self._occurrences.setdefault((gpu.key, xid), _Occurrences(gpu))
+        known.device = gpu
         before = known.count
         known.by_source[source] += 1
+        if is_before_start:
+            for other in _SOURCES:
+                known.by_source[other] = max(known.by_source[other], known.by_source[source])
         if known.count == before:
             return  # another source has reported it
         until_ns = self._wall_clock_ns() + _SET_BACK_NS
         known.last_ns = max(finding.time_ns, known.last_ns if known.last_ns <= until_ns else 0)
-        last = self._last.get(gpu, (0, ""))
-        self._last[gpu] = max((finding.time_ns, xid), last if last[0] <= until_ns else (0, ""))
+        last = self._last.get(gpu.key, (0, ""))
+        self._last[gpu.key] = max((finding.time_ns, xid), last if last[0] <= until_ns else (0, ""))
         self._waiting.append(finding)
         if len(self._waiting) > _MAX_WAITING:
             self._waiting.popleft()
@@ -187,12 +228,13 @@ class XidLog:
         """Counts and times of XIDs, the last XID of each GPU; nothing of a GPU that had none."""
         found = []
         with self._lock:
-            for (gpu, xid), one in self._occurrences.items():
-                labels = with_labels(gpu.labels(), xid=xid)
+            devices = {key: one.device for (key, _), one in self._occurrences.items()}
+            for (key, xid), one in self._occurrences.items():
+                labels = with_labels(devices[key].labels(), xid=xid)
                 found.append(Reading(GPU + "xid_errors_total", float(one.count), labels, one.last_ns))
                 found.append(Reading(GPU + "xid_last_timestamp_seconds", one.last_ns / 1e9, labels, one.last_ns))
             found += [
-                Reading(GPU + "xid_last", float(xid), gpu.labels(), time_ns)
-                for gpu, (time_ns, xid) in self._last.items()
+                Reading(GPU + "xid_last", float(xid), devices[key].labels(), time_ns)
+                for key, (time_ns, xid) in self._last.items()
             ]
         return found

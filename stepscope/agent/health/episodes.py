@@ -2,18 +2,20 @@
 
 An episode begins when samples have been bad for long enough without a good one between, and ends when they have been
 good for long enough without a bad one. Of the time between samples that are too far apart nothing is known. Without
-samples an open episode stays open, with the time of the last one.
+samples an open episode stays open, with the time of the last one. An operator may acknowledge an episode, or end it:
+then another begins only with new evidence.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter, deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 from stepscope.agent.config.settings import HealthThresholds
 from stepscope.agent.health.samples import CheckEvidence, CheckSample, SampleState
-from stepscope.core.hardware.health import HealthEvent
+from stepscope.core.hardware.health import HealthEvent, OperatorNote
 from stepscope.core.metrics.readings import Labels
 
 
@@ -65,6 +67,9 @@ def health_hysteresis_of(thresholds: HealthThresholds) -> dict[str, Hysteresis]:
         "nvlink_down": Hysteresis(thresholds.hung_seconds, 60.0),
         "fabric_state": Hysteresis(thresholds.fabric_seconds, 60.0),
         "fabric_unhealthy": Hysteresis(thresholds.hung_seconds, 60.0),
+        "nvswitch_errors": errors,
+        "nvswitch_link_down": Hysteresis(thresholds.hung_seconds, 60.0),
+        "nvswitch_reset": Hysteresis(0.0, 60.0),
         # heat and power
         "thermal_violation": errors,
         "temperature_margin": Hysteresis(10.0, 120.0),
@@ -94,17 +99,41 @@ class _Episode:
     last_ns: int
     count: int
     since_start: bool
+    id: str = ""
+    acknowledged: OperatorNote | None = None
 
 
 @dataclass(slots=True)
 class _Track:
-    """Samples and episode of one code of one thing: a GPU, port, switch or the machine."""
+    """Samples and episode of one code of one thing: a GPU, port, switch or the machine.
+
+    Attributes:
+        accepted: evidence that an operator set healthy, until a sample is good or shows more.
+    """
 
     labels: Labels
     episode: _Episode | None = None
     candidate: _Episode | None = None
     good_since_ns: int | None = None
     last_ns: int | None = None
+    accepted: CheckEvidence | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LastingEpisode:
+    """What outlives the agent of one code of one thing; exactly one of `event` and `accepted` is there.
+
+    Attributes:
+        key: of the thing.
+        event: the open episode.
+        accepted: see `_Track`.
+    """
+
+    key: str
+    code: str
+    labels: Labels
+    event: HealthEvent | None = None
+    accepted: CheckEvidence | None = None
 
 
 class HealthEpisodes:
@@ -114,7 +143,7 @@ class HealthEpisodes:
         gap_seconds: samples further apart are not consecutive.
 
     Attributes:
-        ended: the newest that are over, oldest first.
+        ended: the newest that are over, the oldest first.
         totals: number that began, by labels of the thing and code.
     """
 
@@ -130,6 +159,7 @@ class HealthEpisodes:
         track = self._tracks.setdefault((key, sample.code), _Track(labels))
         track.labels = labels
         if sample.state is SampleState.OVER:
+            track.accepted = None
             return self._end(track, sample.code, sample.time_ns)
         last_ns, is_first = track.last_ns, track.last_ns is None
         if sample.time_ns == last_ns:
@@ -139,11 +169,16 @@ class HealthEpisodes:
         track.last_ns = sample.time_ns
         if sample.state is SampleState.BAD:
             assert sample.evidence is not None
-            return self._bad(track, sample, sample.evidence, since_start=is_first and not sample.is_new)
+            if track.accepted is not None and not _shows_more(sample, sample.evidence, track.accepted):
+                return None
+            track.accepted = None
+            since_start = is_first and not sample.is_new
+            return self._bad(key, track, sample, sample.evidence, since_start=since_start)
         track.candidate = None
         if sample.state is SampleState.BETWEEN:
             track.good_since_ns = None
             return None
+        track.accepted = None
         if track.good_since_ns is None:
             track.good_since_ns = sample.time_ns
         if sample.time_ns - track.good_since_ns >= self._hysteresis(sample.code).leave * 1e9:
@@ -170,35 +205,119 @@ class HealthEpisodes:
         track = self._tracks.get((key, code))
         return None if track is None else track.last_ns
 
+    def keys(self) -> set[str]:
+        """Keys of the things that have open events."""
+        return {key for (key, _), track in self._tracks.items() if track.episode is not None}
+
+    def acknowledge(self, event_id: str, note: OperatorNote) -> HealthEvent | None:
+        """Note who knows of an open event; the event, or None where no open one has this id."""
+        for (_, code), track in self._tracks.items():
+            episode = track.episode
+            if episode is not None and episode.id == event_id:
+                episode.acknowledged = note
+                return _event(track, code, episode)
+        return None
+
+    def set_healthy(self, key: str, note: OperatorNote) -> list[HealthEvent]:
+        """End all events of a thing by an operator's word; another begins once a sample shows more than these did."""
+        ended = []
+        for (whose, code), track in self._tracks.items():
+            if whose == key and track.episode is not None:
+                track.accepted, track.good_since_ns = track.episode.evidence, None
+                event = self._end(track, code, note.time_ns, note)
+                assert event is not None
+                ended.append(event)
+        return ended
+
+    def end_codes(self, is_over: Callable[[str], bool], now_ns: int) -> list[HealthEvent]:
+        """End the open events of these codes, as those that no reboot leaves; the events."""
+        ended = []
+        for (_, code), track in self._tracks.items():
+            if is_over(code):
+                track.accepted = None
+                ended.append(self._end(track, code, now_ns))
+        return [event for event in ended if event is not None]
+
+    def lasting(self) -> list[LastingEpisode]:
+        """What a restarted agent needs to go on: open events, and what an operator set healthy."""
+        return [
+            LastingEpisode(
+                key, code, track.labels, None if episode is None else _event(track, code, episode), track.accepted
+            )
+            for (key, code), track in self._tracks.items()
+            if (episode := track.episode) is not None or track.accepted is not None
+        ]
+
+    def restore(
+        self, lasting: Iterable[LastingEpisode], ended: Iterable[HealthEvent], totals: Iterable[tuple[Labels, str, int]]
+    ) -> None:
+        """Go on where an earlier agent ended; before the first sample."""
+        for one in lasting:
+            track = self._tracks[one.key, one.code] = _Track(one.labels, accepted=one.accepted)
+            if (event := one.event) is not None:
+                times = event.first_ns, event.last_ns, event.count
+                track.episode = _Episode(_evidence_of(event), *times, event.since_start, event.id, event.acknowledged)
+        self.ended.extend(ended)
+        for labels, code, count in totals:
+            self.totals[labels, code] += count
+
     def _bad(
-        self, track: _Track, sample: CheckSample, evidence: CheckEvidence, *, since_start: bool
+        self, key: str, track: _Track, sample: CheckSample, evidence: CheckEvidence, *, since_start: bool
     ) -> HealthEvent | None:
         track.good_since_ns = None
         episode = track.episode or track.candidate
         if episode is None:
-            episode = track.candidate = _Episode(evidence, sample.time_ns, sample.time_ns, sample.count, since_start)
+            first_ns = sample.time_ns if sample.since_ns is None else min(sample.since_ns, sample.time_ns)
+            episode = track.candidate = _Episode(evidence, first_ns, sample.time_ns, sample.count, since_start)
         else:
             episode.last_ns = max(episode.last_ns, sample.time_ns)
             episode.count += sample.count
+            if evidence.severity.rank > episode.evidence.severity.rank:
+                episode.acknowledged = None  # it was of something milder
             if evidence.is_worse_than(episode.evidence):
                 episode.evidence = evidence
         if track.episode is not None or sample.time_ns - episode.first_ns < self._hysteresis(sample.code).enter * 1e9:
             return None
         track.episode, track.candidate = episode, None
         self.totals[track.labels, sample.code] += 1
+        episode.id = _event_id(key, sample.code, self.totals[track.labels, sample.code], episode.first_ns)
         return _event(track, sample.code, episode)
 
-    def _end(self, track: _Track, code: str, ended_ns: int) -> HealthEvent | None:
+    def _end(
+        self, track: _Track, code: str, ended_ns: int, set_healthy: OperatorNote | None = None
+    ) -> HealthEvent | None:
         episode = track.episode
         track.episode, track.candidate = None, None
         if episode is None:
             return None
-        event = _event(track, code, episode, max(ended_ns, episode.last_ns))
+        event = replace(_event(track, code, episode), ended_ns=max(ended_ns, episode.last_ns), set_healthy=set_healthy)
         self.ended.append(event)
         return event
 
 
-def _event(track: _Track, code: str, episode: _Episode, ended_ns: int | None = None) -> HealthEvent:
+def _shows_more(sample: CheckSample, evidence: CheckEvidence, accepted: CheckEvidence) -> bool:
+    """Whether a sample is evidence beyond what an operator set healthy: not the same old value once more."""
+    if evidence.severity.rank > accepted.severity.rank:
+        return True
+    if evidence.value is None or evidence.threshold is None or accepted.value is None or accepted.threshold is None:
+        return sample.is_new
+    return abs(evidence.value - evidence.threshold) > abs(accepted.value - accepted.threshold)
+
+
+_ID_BYTES = 5
+
+
+def _event_id(key: str, code: str, number: int, first_ns: int) -> str:
+    """Id of the episode of this number of a code of a thing; with its time, as numbers begin anew with other labels."""
+    text = f"{key} {code} {number} {first_ns}".encode(errors="replace")
+    return f"{code}-{hashlib.blake2b(text, digest_size=_ID_BYTES).hexdigest()}"
+
+
+def _evidence_of(event: HealthEvent) -> CheckEvidence:
+    return CheckEvidence(event.severity, event.action, event.message, event.value, event.threshold, event.unit)
+
+
+def _event(track: _Track, code: str, episode: _Episode) -> HealthEvent:
     evidence = episode.evidence
     return HealthEvent(
         code,
@@ -211,7 +330,9 @@ def _event(track: _Track, code: str, episode: _Episode, ended_ns: int | None = N
         evidence.unit,
         episode.first_ns,
         episode.last_ns,
-        ended_ns,
+        None,
         episode.count,
         episode.since_start,
+        episode.id,
+        episode.acknowledged,
     )

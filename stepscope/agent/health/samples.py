@@ -8,7 +8,7 @@ something happened. A counter that restarts (the driver was reloaded) did not sh
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -49,6 +49,10 @@ class CheckEvidence:
         return abs(self.value - self.threshold) >= abs(other.value - other.threshold)
 
 
+LATE_NS = 60 * 10**9
+"""Age of an error from which it counts as of its own time: the agent was not running when it came."""
+
+
 @dataclass(frozen=True, slots=True)
 class CheckSample:
     """Result of one health check for one sample.
@@ -57,6 +61,7 @@ class CheckSample:
         time_ns: of the sample, ns since the epoch; the same sample again counts for nothing.
         evidence: of a bad sample.
         is_new: it has just happened: a counter moved, an XID came. Otherwise a first sample may show an old condition.
+        since_ns: when it began, where that was before the sample: an XID that came while the agent was down.
     """
 
     code: str
@@ -65,6 +70,7 @@ class CheckSample:
     evidence: CheckEvidence | None = None
     count: int = 1
     is_new: bool = False
+    since_ns: int | None = None
 
 
 def bad(code: str, time_ns: int, evidence: CheckEvidence, *, count: int = 1, is_new: bool = False) -> CheckSample:
@@ -183,7 +189,7 @@ _WHOSE = frozenset({"gpu", "uuid", "pci_bus_id"})
 _OF_GPU = {
     GPU + name: name
     for name in (
-        *("utilization_ratio", "energy_joules_total", "up"),
+        *("utilization_ratio", "power_watts", "power_limit_watts", "energy_joules_total", "up"),
         *("ecc_corrected_errors_total", "ecc_uncorrected_errors_total", "row_remap_failed", "row_remap_pending"),
         *("remapped_rows_uncorrected_total", "retired_pages_corrected_total", "retired_pages_uncorrected_total"),
         "retired_pages_pending",
@@ -198,6 +204,7 @@ _OF_GPU = {
         *("nvlink_effective_bit_error_ratio", "nvlink_symbol_error_ratio", "nvlink_up"),
         *("fabric_state", "fabric_health", "recovery_action", "dcgm_health_status", "throttle_reason"),
         *("thermal_violation_seconds_total", "temperature_margin_celsius"),
+        *("temperature_celsius", "temperature_slowdown_celsius"),
         *("xid_errors_total", "process_memory_bytes"),
     )
 }
@@ -205,7 +212,11 @@ _OF_GPU = {
 _NOT_DATED = frozenset({"xid_errors_total"})
 """A count with the time of its last event stays true."""
 _OF_MACHINE = frozenset(
-    {HOST + "infiniband_up", HOST + "infiniband_errors_total", SWITCH + "sxid_errors_total", SWITCH + "sxid_fatal_last"}
+    {
+        *(HOST + "infiniband_up", HOST + "infiniband_errors_total"),
+        *(SWITCH + "sxid_errors_total", SWITCH + "sxid_fatal_last", SWITCH + "reset_required", SWITCH + "link_status"),
+        *(SWITCH + f"link_{kind}_errors_total" for kind in ("replay", "recovery", "flit", "crc")),
+    }
 )
 _INFO = GPU + "info"
 _MAX_LABEL_SETS = 20_000
@@ -259,13 +270,13 @@ class ObservedMachine:
     Attributes:
         machine: readings of ports and switches that are fresh.
         driver: state of the source that reads the driver; None without one.
-        places: PCI bus ids of GPUs whose UUID is known.
+        places: GPUs whose UUID is known, by their PCI bus id.
     """
 
     gpus: dict[str, ObservedGpu] = field(default_factory=dict)
     machine: list[tuple[Reading, str]] = field(default_factory=list)
     driver: SourceState | None = None
-    places: frozenset[str] = frozenset()
+    places: Mapping[str, Device] = field(default_factory=dict)
 
     def why_no_driver(self) -> Missing | None:
         """Why no GPU can be asked; None if they can, or no source reads the driver."""
@@ -307,7 +318,7 @@ class HealthObserver:
             looked_ns = state.collected_ns
             if looked_ns is not None and looked_ns > now_ns - self._stale_ns:
                 self._explain(observed, state.name, collection, looked_ns)
-        observed.places = frozenset(self._places)
+        observed.places = dict(self._places)
         for key, gpu in observed.gpus.items():
             gpu.model = self._models.get(key, "")
         return observed

@@ -22,11 +22,14 @@ from stepscope.collectors.host.processes import parse_fields, parse_process_stat
 from stepscope.core.documents.node import TrainingRank
 from stepscope.core.errors import UsageError
 from stepscope.core.protocol import messages
+from stepscope.core.protocol.counters import COUNTERS
 
 _BURST_BYTES = 32 << 10
 _FIRST_BYTES = 4 << 10  # connecting repeatedly gives no more
 _MAX_UNSENT_BYTES = 128 << 10
 _MAX_FAULTS = 3
+_MAX_LATE_COUNTERS = 2
+"""In a row: another message may wait once."""
 _HELLO_SECONDS = 10.0
 
 
@@ -48,6 +51,7 @@ class TrainingConnection:
     Attributes:
         key: of the process; empty before its hello.
         unsent: bytes that wait until it reads.
+        takes_counters: it wants counters, and has read those that it was sent.
     """
 
     def __init__(self, peer: TrainingPeer, now: float, *, uid_of: Callable[[int], int | None] = lambda _: None) -> None:
@@ -57,6 +61,7 @@ class TrainingConnection:
         self.hello: messages.Hello | None = None
         self.key = ""
         self.unsent = b""
+        self._num_late_counters = 0
         self._lines = messages.LineBuffer()
         self._heartbeat: messages.Heartbeat | None = None
         self._connected_at = self._received_at = self._heartbeat_at = now
@@ -95,6 +100,19 @@ class TrainingConnection:
         if len(self.unsent) + len(line) > _MAX_UNSENT_BYTES:
             raise ConnectionEndedError("deaf")
         self.unsent += line
+
+    @property
+    def takes_counters(self) -> bool:
+        return self.hello is not None and COUNTERS in self.hello.wants and self._num_late_counters < _MAX_LATE_COUNTERS
+
+    def queue_counters(self, line: bytes) -> bool:
+        """Add counters to `unsent`, unless it has not read what came before; False where it gets no more of them."""
+        if self.unsent:
+            self._num_late_counters += 1
+        elif self.takes_counters:
+            self._num_late_counters = 0
+            self.unsent = line
+        return self.takes_counters
 
     def pause_seconds(self, bytes_per_second: float, now: float) -> float:
         """Seconds not to read from it, because it has sent more than allowed; 0 if it has not."""

@@ -23,6 +23,7 @@ from stepscope.agent.training_link.connection import (
     PacingBucket,
     SocketFile,
     TrainingConnection,
+    TrainingPeer,
     is_hung_up,
     training_peer_of,
     uid_of_process,
@@ -77,7 +78,8 @@ class TrainingServer:
         self._lock = threading.Lock()
         self._clients: dict[socket.socket, TrainingConnection] = {}
         self._paused: dict[socket.socket, float] = {}
-        self._outbox: deque[tuple[str, bytes]] = deque(maxlen=_MAX_BACKLOGD)
+        self._outbox: deque[tuple[str, bytes, bool]] = deque(maxlen=_MAX_BACKLOGD)
+        self._num_left_counters = 0
         self._updates: deque[CaptureUpdate] = deque(maxlen=_MAX_BACKLOGD)
         self._refused: Counter[str] = Counter()
         self._accepts = PacingBucket(_ACCEPTS, time.monotonic())
@@ -140,8 +142,24 @@ class TrainingServer:
         if self.why_closed is not None:
             return
         line = encode_message(message)
-        self._outbox.extend((key, line) for key in keys)
+        self._outbox.extend((key, line, False) for key in keys)
         os.eventfd_write(self._event, 1)
+
+    def counter_takers(self) -> list[tuple[str, TrainingPeer]]:
+        """Keys of the processes that want counters, and who they are; without those that did not read them."""
+        with self._lock:
+            return [(client.key, client.peer) for client in self._clients.values() if client.takes_counters]
+
+    @property
+    def num_left_counters(self) -> int:
+        """Processes that get no more counters, as they did not read them."""
+        return self._num_left_counters
+
+    def send_counters(self, key: str, line: bytes) -> None:
+        """Send counters to a process; one that does not read them gets no more, and keeps its connection."""
+        if self.why_closed is None:
+            self._outbox.append((key, line, True))
+            os.eventfd_write(self._event, 1)
 
     def take_updates(self) -> list[CaptureUpdate]:
         """Answers of processes since the last call; the oldest of too many are lost."""
@@ -285,12 +303,18 @@ class TrainingServer:
         by_key = {client.key: connection for connection, client in self._clients.items() if client.key}
         with suppress(IndexError):
             while True:
-                key, line = self._outbox.popleft()
+                key, line, is_counters = self._outbox.popleft()
                 connection = by_key.get(key)
                 if connection is None or connection not in self._clients:
                     continue
+                client = self._clients[connection]
+                if is_counters:
+                    took = client.takes_counters
+                    self._num_left_counters += took and not client.queue_counters(line)
+                    self._serve(connection, 0)
+                    continue
                 try:
-                    self._clients[connection].queue(line)
+                    client.queue(line)
                 except ConnectionEndedError as ended:
                     self._end(connection, ended.reason, str(ended))
                 else:

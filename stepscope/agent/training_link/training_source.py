@@ -55,6 +55,8 @@ class TrainingSource:
             if uid not in self._warned and len(self._warned) < _MAX_WARNED:
                 self._warned.add(uid)
                 _log.warning("%d series of training of user %s are left out: beyond its budget", count, uid)
+        if self._server.num_left_counters:
+            readings.append(Reading(LINK + "counters_left_total", float(self._server.num_left_counters), (), now_ns))
         readings.append(Reading(LINK + "connections", float(len(ranks)), (), now_ns))
         readings += [
             Reading(LINK + "refused_total", float(count), labels_of(reason=reason), now_ns)

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from http import HTTPStatus
+from typing import Any
+from urllib.parse import parse_qs
 
 from stepscope import __version__
 from stepscope.agent.captures.capture import CaptureRefusedError
@@ -27,8 +29,10 @@ from stepscope.core.documents.node import (
     NodeDevice,
     NodeFinding,
     NodeSource,
+    NodeView,
     TrainingRank,
     node_document,
+    node_view,
 )
 from stepscope.core.hardware.devices import Device, DeviceJoin, device_of
 from stepscope.core.hardware.health import Health, HealthReport
@@ -38,6 +42,8 @@ from stepscope.core.protocol.fields import FieldError
 
 _INFO = GPU + "info"
 _UP = GPU + "up"
+_MAX_ENDED_EVENTS = 32
+"""Newest ended events in the node's document, which many commands request; the health document has all."""
 
 
 def node_of(
@@ -78,7 +84,7 @@ def node_of(
             for finding in state.collection.findings
         ),
         health.machine if health else None,
-        (*health.open_events, *health.ended_events) if health else (),
+        (*health.open_events, *health.ended_events[:_MAX_ENDED_EVENTS]) if health else (),
         fleet.jobs if fleet else (),
         tuple(ranks),
     )
@@ -113,6 +119,8 @@ class _DeviceBuilder:
 
     def finished(self, now_ns: int) -> NodeDevice:
         is_up, reason = self.up or (None, "")
+        if reason == MissingReason.NOT_ON_PAGE:
+            is_up = None  # it may do its work
         known = self.values.keys() | self.by_label.keys()
         return NodeDevice(
             self.device,
@@ -177,26 +185,43 @@ def _source(state: SourceState) -> NodeSource:
 
 _HOST = re.compile(r"[A-Za-z0-9._:\[\]%-]{1,255}")
 DISCOVERY_PATH = "/sd"
+_VIEWS = frozenset(NodeView)
 
 
-def api_routes(node: Callable[[str], Node], *, scheme: str, host: str = "") -> tuple[Route, ...]:
+def api_routes(
+    node: Callable[[str], Node],
+    *,
+    scheme: str,
+    host: str = "",
+    targets: Callable[[], list[dict[str, Any]] | None] | None = None,
+) -> tuple[Route, ...]:
     """HTTP routes of the node's document and of the service discovery.
 
     Args:
         node: this machine now, by its name; must not block.
         scheme: http or https, under which the agent is reached.
+        targets: groups of the configured target sources, or None before the first are known; must not block. None: no
+            sources are configured.
     """
     host = node_name(host)
 
-    def whole_node(_: Request) -> Reply:
-        return json_reply(HTTPStatus.OK, node_document(node(host)))
+    def whole_node(request: Request) -> Reply:
+        view = parse_qs(request.query).get("view", [""])[-1]
+        found = node(host)
+        document = node_view(found, NodeView(view)) if view in _VIEWS else node_document(found)
+        return json_reply(HTTPStatus.OK, document)
 
     def discovery(request: Request) -> Reply:
-        """This agent under the address of the request, which is known to reach it."""
+        """The configured targets, else this agent under the address of the request, which is known to reach it."""
+        if targets is not None:
+            known = targets()
+            if known is None:  # Prometheus keeps those that it has
+                return text_reply(HTTPStatus.SERVICE_UNAVAILABLE, "the targets are not known yet", Retry_After="10")
+            return json_reply(HTTPStatus.OK, known)
         asked = request.headers.get("Host") or ""
         labels = {"__scheme__": scheme, "__meta_stepscope_host": host, "__meta_stepscope_version": __version__}
-        targets = [{"targets": [asked], "labels": labels}] if _HOST.fullmatch(asked) else []
-        return json_reply(HTTPStatus.OK, targets)
+        itself = [{"targets": [asked], "labels": labels}] if _HOST.fullmatch(asked) else []
+        return json_reply(HTTPStatus.OK, itself)
 
     return Route("GET", NODE_PATH, whole_node), Route("GET", DISCOVERY_PATH, discovery)
 

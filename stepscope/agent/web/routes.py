@@ -38,6 +38,7 @@ class Request:
         body: empty unless the route takes one.
         parts: parts of the path by the {name} that the route has for them.
         client: address of the client, for the log.
+        query: what follows the question mark of the request's address.
     """
 
     method: str
@@ -46,6 +47,7 @@ class Request:
     body: bytes = b""
     parts: Mapping[str, str] = field(default_factory=dict)
     client: str = ""
+    query: str = ""
 
 
 @dataclass(frozen=True, slots=True)

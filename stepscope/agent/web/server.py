@@ -306,9 +306,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         """Reply to the request, also when its handler fails."""
         self.server.has_request(self.request)
-        path = self.path.partition("?")[0]
+        path, _, query = self.path.partition("?")
         try:
-            reply = self._reply(path)
+            reply = self._reply(path, query)
         except Exception:  # edge of one request: others go on
             _log.exception("%s failed", path)
             reply = text_reply(HTTPStatus.INTERNAL_SERVER_ERROR, "this request failed; see the agent's log")
@@ -322,7 +322,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_HEAD = do_POST = do_DELETE = _answer  # noqa: N815
 
-    def _reply(self, path: str) -> Reply:
+    def _reply(self, path: str, query: str) -> Reply:
         method = "GET" if self.command == "HEAD" else self.command
         found = self.server.routes.find(method, path)
         is_open = not isinstance(found, Reply) and found[0].is_open
@@ -339,7 +339,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = self._body(route.max_body_bytes) if route.max_body_bytes else b""
         if isinstance(body, Reply):
             return body
-        return route.answer(Request(method, path, self.headers, body, parts, self.address_string()))
+        return route.answer(Request(method, path, self.headers, body, parts, self.address_string(), query))
 
     def _body(self, max_bytes: int) -> bytes | Reply:
         """The whole body, or the error reply; a client that stops halfway is cut off like any other slow one."""

@@ -25,7 +25,7 @@ MORE_MICRO_BATCHES = 1.5
 SHARE_OF_GAIN = 1 / 3
 """Share of the promised gain below which the bubble did not limit the job."""
 
-MAX_CAUSES_SHOWN = 3
+MAX_CAUSES_SHOWN, MAX_SETTINGS_SHOWN = 3, 2
 
 LIKELY_SHARE = 1 / 3
 """Share of a significant step change from which a cause is named although its own change is not significant."""
@@ -39,10 +39,11 @@ def _summarise(
     step: comparison.Difference,
     causes: Sequence[comparison.CauseDifference],
     of_records: Sequence[comparison.RecordedDifference],
+    settings: Sequence[comparison.SettingDifference],
     *,
     on_cpu: bool,
 ) -> str:
-    """One line: how much slower or faster the step is, and which causes and recorded parts changed."""
+    """One line: how much slower or faster the step is, which causes and recorded parts changed, which settings."""
     figures = f"{step.a:,.1f} -> {step.b:,.1f} ms a step"
     low, high = step.interval or (0.0, 0.0)
     size = f"{step.change or 0.0:+,.1f} ms, {step.relative or 0.0:+.1%}, 95% interval {low:+,.1f} to {high:+,.1f} ms"
@@ -55,11 +56,23 @@ def _summarise(
         if abs(step.relative or 0.0) >= statistics.MIN_EFFECT:
             return f"not certain: {figures} ({size}): this may be noise{others}"
         return f"no change seen: {figures}{others}"
-    in_records = [row for row in of_records if row.name not in _NOT_NAMED and row.ms.state is step.state]
-    if in_records:  # of all steps, which tell more than the profiled ones
-        return f"b is {step.state}: {figures} ({size}): {_list_recorded(in_records)}"
-    same_way = [row for row in moved if row.ms.state is step.state]
-    return f"b is {step.state}: {figures} ({size}){_because(same_way, causes, step, on_cpu=on_cpu)}"
+    differ = [f"{row.name} {_value(row.a)} -> {_value(row.b)}" for row in settings[:MAX_SETTINGS_SHOWN]]
+    ends = f"; differs: {', '.join(differ)}" if differ else ""
+    # what all steps tell comes before the profiled ones, if it is a fair part of the change
+    same_way = [row for row in of_records if row.ms.state is step.state]
+    named = [row for row in same_way if row.name not in _NOT_NAMED]
+    if named and _is_fair_part(sum(row.ms.change or 0.0 for row in named), step):
+        return f"b is {step.state}: {figures} ({size}): {_list_recorded(named)}{ends}"
+    sure = [row for row in moved if row.ms.state is step.state]
+    return f"b is {step.state}: {figures} ({size}){_because(sure, causes, step, on_cpu=on_cpu)}{ends}"
+
+
+def _value(value: str | None) -> str:
+    return "unset" if value is None else value or "none"
+
+
+def _is_fair_part(change_ms: float, step: comparison.Difference) -> bool:
+    return abs(change_ms) >= LIKELY_SHARE * abs(step.change or 0.0)
 
 
 def _list_recorded(rows: Sequence[comparison.RecordedDifference]) -> str:
@@ -74,19 +87,25 @@ def _because(
     *,
     on_cpu: bool,
 ) -> str:
-    """The causes with a significant change and the sum of the others (so that the line adds up); else the likeliest."""
-    if sure:
-        named = _losses_first(sure)[:MAX_CAUSES_SHOWN]
-        rest = sum(row.ms.change or 0.0 for row in causes) - sum(row.ms.change or 0.0 for row in named)
-        others = (
-            f", other causes together {rest:+,.1f} ms" if abs(rest) >= statistics.MIN_EFFECT * (step.a or 0.0) else ""
-        )
-        return f": {_list_causes(sure, on_cpu=on_cpu)}{others}"
+    """The causes with a significant change and the sum of the others (so that the line adds up); else the likeliest.
+
+    Causes are of profiled steps. Where these changed by something else than the step, which is of all steps, the line
+    says by how much.
+    """
     way = 1.0 if step.state is comparison.Change.SLOWER else -1.0
-    likely = [row for row in causes if way * (row.ms.change or 0.0) >= LIKELY_SHARE * abs(step.change or 0.0)]
-    if not likely:
+    likely = [row for row in causes if way * (row.ms.change or 0.0) > 0 and _is_fair_part(row.ms.change or 0.0, step)]
+    if not sure and not likely:
         return "; no single cause accounts for it"
-    return f"; likely {_list_causes(likely, on_cpu=on_cpu)}, but no single cause is certain"
+    profiled_ms = sum(row.ms.change or 0.0 for row in causes)
+    is_same = not _is_fair_part(profiled_ms - (step.change or 0.0), step)
+    where = ": " if is_same else f"; in profiled steps, which changed by {profiled_ms:+,.1f} ms: "
+    if not sure:
+        return f"{where if not is_same else '; '}likely {_list_causes(likely, on_cpu=on_cpu)}, but no single cause is certain"
+    named = _losses_first(sure)[:MAX_CAUSES_SHOWN]
+    rest = profiled_ms - sum(row.ms.change or 0.0 for row in named)
+    is_worth = abs(rest) >= statistics.MIN_EFFECT * (step.a or 0.0)
+    others = f", other causes together {rest:+,.1f} ms" if is_worth else ""
+    return f"{where}{_list_causes(sure, on_cpu=on_cpu)}{others}"
 
 
 def _evidence_notice(
@@ -252,12 +271,13 @@ def compare_runs(
     spread = median.run_spread / median.a if median.is_measured else assumed_spread
     counts = [len(run) for side in steps for run in side]
     largest_a, largest_b = (_largest_memory(side) for side in sides)
+    settings = compare_settings(sides, of_records, causes, is_faster=surest.state is comparison.Change.FASTER)
     known = _evidence_notice(sides, step_time, spread=spread, source=source, num_steps=counts)
     on_cpu = kinds == {"cpu"}
     return comparison.Comparison(
         a=_side(names[0], a, source, steps[0]),
         b=_side(names[1], b, source, steps[1]),
-        summary=_summarise(surest, causes, of_records, on_cpu=on_cpu),
+        summary=_summarise(surest, causes, of_records, settings, on_cpu=on_cpu),
         step_time=step_time,
         step_time_mean=step_time_mean,
         run_spread=spread,
@@ -283,7 +303,7 @@ def compare_runs(
         warnings=[*notices, *run_record.comparability_notices(a, b)],
         device_kind=kinds.pop() if len(kinds) == 1 else None,
         recorded=of_records,
-        settings=compare_settings(sides, of_records, causes, is_faster=surest.state is comparison.Change.FASTER),
+        settings=settings,
     )
 
 

@@ -97,8 +97,9 @@ def _acts_on(name: str) -> tuple[str, ...]:
 
 
 def _weight(name: str) -> int:
-    """Settings of the process before those of the trainer, which stand for the same things, and before variables."""
-    return 1 if name.startswith("trainer.") else 2 if name.isupper() else 0
+    """Settings of the process before what follows from them (`backward`), the trainer's names for them, variables."""
+    later = ("backward.", "trainer.")
+    return next((place for place, begin in enumerate(later, 1) if name.startswith(begin)), 3 if name.isupper() else 0)
 
 
 def _flat(run: RunRecord) -> dict[str, Any]:

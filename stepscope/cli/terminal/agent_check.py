@@ -21,6 +21,7 @@ _WHY = {
     MissingReason.NOT_INSTALLED: "its source is not installed",
     MissingReason.VERSION_MISMATCH: "library and driver do not fit: reboot, or reload the module",
     MissingReason.GONE: "it has disappeared",
+    MissingReason.NOT_ON_PAGE: "dcgm-exporter's page has it no more",
     MissingReason.TIMED_OUT: "no answer in time",
     MissingReason.UNREACHABLE: "its source cannot be reached",
     MissingReason.UNREADABLE: "its value makes no sense",

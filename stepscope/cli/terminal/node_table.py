@@ -11,11 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from stepscope.core.errors import printable
+from stepscope.core.hardware.health import Severity
 from stepscope.core.text.numbers import UNKNOWN, counted
 from stepscope.core.text.wording import cause_phrase
 
 if TYPE_CHECKING:
     from stepscope.core.documents.node import Node, NodeDevice
+    from stepscope.core.hardware.health import OperatorNote
     from stepscope.workflow.nodes.answers import NodeAnswer
 
 _OLD_SECONDS = 5.0
@@ -47,16 +49,17 @@ def node_table(answers: Sequence[NodeAnswer], now: float) -> Group:
     for answer in answers:
         for row in _rows(answer, now):
             table.add_row(*row)
-    return Group(_summary(answers), table)
+    return Group(summary_line(answers), table)
 
 
-def _summary(answers: Sequence[NodeAnswer]) -> Text:
+def summary_line(answers: Sequence[NodeAnswer]) -> Text:
+    """Line above the table: machines, GPUs, how busy they are, their power, agents that do not answer."""
     devices = [one for answer in answers if answer.node and not answer.error for one in answer.node.devices]
     gpus = [one for one in devices if not one.device.instance]
     parts = [counted(len(answers), "machine"), counted(len(gpus), "GPU")]
     busy = [one.values["utilization_ratio"] for one in gpus if "utilization_ratio" in one.values]
     if busy:
-        parts.append(f"{_percent(sum(busy) / len(busy))} busy")
+        parts.append(f"{percent_text(sum(busy) / len(busy))} busy")
     watts = [one.values["power_watts"] for one in gpus if "power_watts" in one.values]
     if watts:
         parts.append(f"{sum(watts) / 1000:,.1f} kW")
@@ -78,8 +81,9 @@ def _rows(answer: NodeAnswer, now: float) -> Iterator[Sequence[Text | str]]:
     for device in node.devices:
         yield _row(node, device, age)
     if not node.devices and not answer.error:
-        why = next((f"{one.name}: {one.reason}" for one in node.sources if one.name == "nvml" and not one.is_up), "")
-        yield (_text(node.host), *([""] * (len(_COLUMNS) - 2)), _text(f"no GPU {why}".strip(), "dim"))
+        why = next((f" ({one.reason})" for one in node.sources if one.name == "nvml" and not one.is_up), "")
+        what = f"unknown: no GPU driver answers{why}" if why else "unknown: no GPU is known there"
+        yield (_text(node.host), *([""] * (len(_COLUMNS) - 2)), _text(what, "dim"))
 
 
 def _shown_host(answer: NodeAnswer) -> str:
@@ -94,16 +98,16 @@ def _row(node: Node, device: NodeDevice, age: float) -> Sequence[Text | str]:
         " ".join(filter(None, (device.device.name, device.device.profile))),
         _job(device),
         UNKNOWN if device.spent is None else cause_phrase(device.spent.cause),
-        _percent(values.get("utilization_ratio")),
-        _percent(values.get("tensor_active_ratio")),
-        _percent(values.get("dram_active_ratio")),
+        percent_text(values.get("utilization_ratio")),
+        percent_text(values.get("tensor_active_ratio")),
+        percent_text(values.get("dram_active_ratio")),
         _of(values.get("power_watts"), values.get("power_limit_watts"), 1.0),
         _of(values.get("memory_used_bytes"), values.get("memory_total_bytes"), 1 << 30),
         _number(values.get("temperature_celsius")),
         _number(values.get("sm_clock_hertz"), 1e6),
         _throttled(device.by_label.get("throttle_reason", {})),
     )
-    return (*(_text(cell, style) for cell in cells), _health(device, age))
+    return (*(_text(cell, style) for cell in cells), _health(node, device, age))
 
 
 def _job(device: NodeDevice) -> str:
@@ -118,7 +122,7 @@ def _throttled(reasons: dict[str, float]) -> str:
     return ", ".join(_SHORT.get(name, name.replace("_", " ")) for name in active)
 
 
-def _health(device: NodeDevice, age: float) -> Text:
+def _health(node: Node, device: NodeDevice, age: float) -> Text:
     old = max(age, device.age_seconds or 0.0)
     since = f" ({old:.0f} s old)" if old > _OLD_SECONDS else ""
     if device.is_up is False:
@@ -126,7 +130,20 @@ def _health(device: NodeDevice, age: float) -> Text:
     if device.health is None:
         return Text(f"{UNKNOWN}{since}")
     state = device.health.state if not device.health.reason else f"{device.health.state}: {device.health.reason}"
-    return _text(state + since, _STYLES.get(device.health.state, ""))
+    note = _acknowledgement(node, device)
+    known = f" (acknowledged by {note.by})" if note else ""
+    return _text(state + known + since, "dim" if note else _STYLES.get(device.health.state, ""))
+
+
+def _acknowledgement(node: Node, device: NodeDevice) -> OperatorNote | None:
+    """The note on the worst open event of a GPU, if all of them are acknowledged."""
+    uuid = device.device.uuid
+    notes = [
+        event.acknowledged
+        for event in node.events
+        if event.ended_ns is None and event.severity is not Severity.INFO and ("uuid", uuid) in event.labels
+    ]
+    return notes[0] if notes and None not in notes else None
 
 
 def _text(text: str, style: str = "") -> Text:
@@ -134,7 +151,8 @@ def _text(text: str, style: str = "") -> Text:
     return Text(printable(text), style=style)
 
 
-def _percent(ratio: float | None) -> str:
+def percent_text(ratio: float | None) -> str:
+    """A ratio in whole percent; a dash if it is not known."""
     return UNKNOWN if ratio is None else f"{100 * ratio:.0f}%"
 
 

@@ -84,6 +84,7 @@ _FACTS = frozenset({GPU + "info", GPU + "workload_info"})
 _ALWAYS_PRESENT = _FACTS | {GPU + "up", GPU + "mig_enabled"}
 """Of every GPU on the page, whatever its values."""
 
+_NOT_ON_PAGE = "not on the page, though earlier ones had it: not in use, where the exporter lists GPUs in use only"
 _ONLY_OTHER_GPUS = "earlier pages had it, and this one has it of other GPUs"
 _COUNTERS_TAKEN = (
     "earlier pages had it: DCGM's counters are paused (dcgmi profile --pause), a profiler has them, or the exporter "
@@ -196,7 +197,10 @@ class PageHistory:
         return findings
 
     def _gone(self, collection: Collection, content: PageValues, time_ns: int) -> tuple[list[Reading], list[Missing]]:
-        """GPUs and metrics of earlier pages that are gone (NVIDIA/go-dcgm#38: one GPU's vanish until a restart)."""
+        """GPUs and metrics that earlier pages had and this one has not (NVIDIA/go-dcgm#38: one GPU's, until a restart).
+
+        That is no loss: an exporter may list only GPUs that are in use (NVIDIA/dcgm-exporter#569, #611).
+        """
         metrics: dict[Labels, set[str]] = {gpu.labels: set() for gpu in content.gpus}
         for reading in collection.readings:
             if reading.metric not in _ALWAYS_PRESENT and reading.labels in metrics:
@@ -218,9 +222,9 @@ class PageHistory:
         here = {_gpu_key(gpu.labels): gpu.labels for gpu in content.gpus}
         self._seen |= {name: (labels, time_ns) for name, labels in here.items()}
         gone = [labels for name, (labels, _) in self._seen.items() if name not in here]
-        detail = "earlier pages had this GPU, this one does not; look for an XID in the kernel log"
-        missing += [Missing("", labels, MissingReason.GONE, detail) for labels in gone]
-        up = [Reading(GPU + "up", 0.0, with_labels(labels, reason=MissingReason.GONE), time_ns) for labels in gone]
+        missing += [Missing("", labels, MissingReason.NOT_ON_PAGE, _NOT_ON_PAGE) for labels in gone]
+        why = MissingReason.NOT_ON_PAGE
+        up = [Reading(GPU + "up", 0.0, with_labels(labels, reason=why), time_ns) for labels in gone]
         return up, missing
 
     def _forget(self, time_ns: int) -> None:

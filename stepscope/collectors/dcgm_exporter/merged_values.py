@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from stepscope.collectors.dcgm_exporter import entities
 from stepscope.collectors.dcgm_exporter.page import DcgmPage, PageSample, parse_dcgm_value
 from stepscope.collectors.readings_builder import NoValue, scaled
+from stepscope.core.hardware.fabric import fabric_health, fabric_states, fabric_summary
 from stepscope.core.metrics import Metric
 from stepscope.core.metrics.gpu import BY_DCGM_NAME, FABRIC_METRICS, PROFILING_METRICS, THROTTLE_REASONS
 from stepscope.core.metrics.host import CPU_METRICS_OF_DCGM
@@ -130,6 +131,13 @@ def _line_values(
             one = value if isinstance(value, NoValue) else float(bool(int(value) & bit))
             meaning = FieldMeaning(GPU + "throttle_reason", 1.0, (("reason", reason),))
             yield meaning, LineValue(one, workload, time_ns=sample.time_ns)
+        return
+    if sample.name in _FABRIC_FIELDS and entity.kind is entities.DcgmEntityKind.GPU:
+        if not isinstance(value, NoValue):
+            metric, label, parts_of = _FABRIC_FIELDS[sample.name]
+            for part, of_part in parts_of(int(value)).items():
+                meaning = FieldMeaning(GPU + metric, 1.0, ((label, part),))
+                yield meaning, LineValue(of_part, workload, time_ns=sample.time_ns)
         return
     found = dcgm_field_meaning(sample.name, entity.kind, labels)
     if found is not None:
@@ -248,10 +256,23 @@ def _all_meanings() -> dict[str, FieldMeaning]:
 
 _MEANINGS = _all_meanings()
 LINK_ERRORS = "nvlink_link_errors_total"
+_DATA_LAYER = {
+    "DCGM_FI_DEV_NVLINK_ERROR_DL_REPLAY": "replay",
+    "DCGM_FI_DEV_NVLINK_REPLAY_TOTAL": "replay",
+    "DCGM_FI_DEV_NVLINK_ERROR_DL_RECOVERY": "recovery",
+    "DCGM_FI_DEV_NVLINK_RECOVERY_TOTAL": "recovery",
+}
+"""Errors that DCGM's NVLink watch reads without a link, beside those of all links."""
 
 
 _XID = re.compile(r"[0-9]{1,6}", re.ASCII)
 THROTTLE_FIELDS = ("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS")
+_FABRIC_FIELDS: dict[str, tuple[str, str, Callable[[int], dict[str, float]]]] = {
+    "DCGM_FI_DEV_FABRIC_MANAGER_STATUS": ("fabric_state", "state", fabric_states),
+    "DCGM_FI_DEV_FABRIC_HEALTH_MASK": ("fabric_health", "aspect", fabric_health),
+    "DCGM_FI_DEV_FABRIC_HEALTH_SUMMARY": ("fabric_health", "aspect", fabric_summary),
+}
+"""Metric, its label, and its values by the field's number."""
 _CLOCK_EVENTS = {
     "gpu_idle": "idle",
     "clocks_setting": "application_clocks",
@@ -275,6 +296,8 @@ def dcgm_field_meaning(field: str, kind: entities.DcgmEntityKind, labels: Mappin
     if field.startswith("DCGM_EXP_"):
         return _exporter_series(field, labels)
     if kind in (entities.DcgmEntityKind.GPU, entities.DcgmEntityKind.GPU_LINK):
+        if field in _DATA_LAYER:
+            return FieldMeaning(GPU + LINK_ERRORS, 1.0, (("kind", _DATA_LAYER[field]),))
         match = _LINK_ERROR.fullmatch(field)
         if match and (kind is entities.DcgmEntityKind.GPU_LINK or not match[4]):
             further = {"kind": match[1].lower(), "link": match[2] or match[3]}

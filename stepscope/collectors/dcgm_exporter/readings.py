@@ -133,7 +133,9 @@ def _checked_value(into: ReadingsBuilder, metric: str, labels: Labels, merged: M
         return value
     if metric in _NO_SENSOR_IF_ZERO and value == 0.0:
         return NoValue(MissingReason.NOT_SUPPORTED, "0 °C: the board has no such sensor")
-    return into.checked(metric, value, labels, source="the page says", raw=value)
+    known = BY_NAME.get(metric)
+    raw = value if known is None or known.dcgm is None else value / known.dcgm.scale
+    return into.checked(metric, value, labels, source="the page says", raw=raw)
 
 
 def _derive_total(into: ReadingsBuilder, gpu: DcgmEntity, added: Mapping[tuple[DcgmEntity, str], float]) -> None:

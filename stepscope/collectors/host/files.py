@@ -30,6 +30,11 @@ _REASONS = {
 T = TypeVar("T")
 
 
+def _opened(path: str, flags: int) -> int:
+    """A pipe in place of a file, as a folder of jobs may have it, reads as empty; nothing waits for its writer."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 class Files:
     """Files of the host below a root; paths are given without a slash at their start.
 
@@ -47,7 +52,7 @@ class Files:
 
     def read(self, path: str) -> str | NoValue:
         try:
-            with open(self.root / path, "rb", buffering=0) as file:
+            with open(self.root / path, "rb", buffering=0, opener=_opened) as file:
                 parts = []
                 left = _MAX_BYTES
                 while left > 0 and (part := file.read(min(left, 1 << 16))):

@@ -11,13 +11,14 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stepscope.core.hardware.devices import OLD_MIG_UUID, Device, DeviceJoin, device_in
+from stepscope.core.hardware.devices import OLD_MIG_UUID, Device, DeviceJoin, device_in, device_of
 from stepscope.core.metrics.readings import GPU, Collection, Labels, Reading
 
 _ACTIVITY = tuple(GPU + name for name in ("utilization_ratio", "graphics_engine_active_ratio", "sm_active_ratio"))
 _PROCESS_MEMORY, _PROCESS_SM_TIME = GPU + "process_memory_bytes", GPU + "process_sm_utilization_ratio"
 _UP, _INFO, _MIG_ENABLED, _WORKLOAD = (GPU + name for name in ("up", "info", "mig_enabled", "workload_info"))
 _USED, _TOTAL = GPU + "memory_used_bytes", GPU + "memory_total_bytes"
+_READ = frozenset({*_ACTIVITY, _PROCESS_MEMORY, _PROCESS_SM_TIME, _UP, _INFO, _MIG_ENABLED, _WORKLOAD, _USED, _TOTAL})
 _WORKING_KINDS = frozenset({"compute", "mps"})
 """Of NVML's lists of processes. Graphics processes have no job."""
 
@@ -86,7 +87,7 @@ class _Survey:
         first = self._join.source(collection)
         by_labels: dict[Labels, list[Reading]] = {}
         for reading in collection.readings:
-            if reading.metric.startswith(GPU):
+            if reading.metric in _READ or ((named := device_of(reading.labels)) is not None and named.instance):
                 by_labels.setdefault(reading.labels, []).append(reading)
         of_devices, of_processes = [], []
         for pairs, readings in by_labels.items():

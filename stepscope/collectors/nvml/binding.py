@@ -156,7 +156,6 @@ _SENTINELS = frozenset({2**32 - 1, -(2**31), -(2**63)})
 """NVML_VALUE_NOT_AVAILABLE of 32 bits, and the least that a signed number can be."""
 _MIN_SENTINEL = 2**63 - 32
 """That of 64 bits, and what comes out of a computation with it: nothing counts so far."""
-_SIGN_BIT = 2**31
 _LOWEST_PERFORMANCE_STATE = 15
 """NVML_PSTATE_UNKNOWN is 32."""
 _PERFORMANCE_STATE = GPU + "performance_state"
@@ -208,8 +207,6 @@ class GpuReadings(ReadingsBuilder):
     def _checked_raw(self, metric: str, raw: float, value: float, labels: Labels) -> float | NoValue:
         if is_nvml_sentinel(raw) or not math.isfinite(value):
             return nvml_sentinel_reason(raw)
-        if _SIGN_BIT <= value < 2 * _SIGN_BIT and metric.endswith("_celsius"):
-            value -= 2 * _SIGN_BIT  # below zero: NVML has temperatures as signed numbers of unsigned type
         if metric == _PERFORMANCE_STATE and value > _LOWEST_PERFORMANCE_STATE:
             return NoValue(MissingReason.UNREADABLE, f"NVML reports {raw:g}, which is not possible")
         return self.checked(metric, value, labels, source="NVML reports", raw=raw)

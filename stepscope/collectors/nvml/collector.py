@@ -63,6 +63,7 @@ class NvmlCollector:
         self._nvml: binding.Nvml = None
         self._gpus: dict[str, NvmlGpu] = {}
         self._labels: dict[str, Labels] = {}
+        self._handles: dict[int | None, Labels] = {}
         self._slow_poll_due: dict[str, float] = {}
         self._last: dict[str, dict[PollPart, Collection]] = {}
 
@@ -145,6 +146,7 @@ class NvmlCollector:
     def close(self) -> None:
         """Shut NVML down; the next call initialises it again."""
         self._gpus, self._slow_poll_due, self._last = {}, {}, {}
+        self._handles.clear()
         nvml, self._nvml = self._nvml, None
         if nvml is not None:
             try:
@@ -167,7 +169,7 @@ class NvmlCollector:
     def _open(self, nvml: binding.Nvml, key: str) -> NvmlGpu:
         handle = self._ask(nvml.nvmlDeviceGetHandleByPciBusId, key.encode())
         index = self._ask(nvml.nvmlDeviceGetIndex, handle)
-        gpu = NvmlGpu(nvml, handle, identify_gpu(nvml, handle, index))
+        gpu = NvmlGpu(nvml, handle, identify_gpu(nvml, handle, index), self._handles)
         self._gpus[key] = gpu
         self._labels[key] = gpu.identity.labels
         return gpu

@@ -26,9 +26,16 @@ _LINK_TO_GPU, _LINK_TO_SWITCH = 0, 2
 
 
 class NvmlGpu:
-    """One GPU and its MIG instances, read through NVML; `is_usable`: whether it may be asked again."""
+    """One GPU and its MIG instances, read through NVML; `is_usable`: whether it may be asked again.
 
-    def __init__(self, nvml: binding.Nvml, handle: binding.Handle, identity: GpuIdentity) -> None:
+    Args:
+        handles: labels of all GPUs by the address of their handle; its own is added.
+    """
+
+    def __init__(
+        self, nvml: binding.Nvml, handle: binding.Handle, identity: GpuIdentity, handles: dict[int | None, Labels]
+    ) -> None:
+        handles[_address(handle)] = identity.labels
         self.identity = identity
         self.is_usable = True
         self._labels = identity.labels
@@ -37,7 +44,7 @@ class NvmlGpu:
         self._reset_queries()
         self._gpm = GpmSampler(nvml, handle)
         self._processes = ProcessReader(nvml, handle)
-        self._events = XidListener(nvml, handle)
+        self._events = XidListener(nvml, handle, handles)
         self._mig = MigInstances(nvml, handle, identity)
 
     def _reset_queries(self) -> None:
@@ -211,10 +218,15 @@ _MAX_EVENTS = 64
 """Events of one reading, so that a storm (17,657 a second in NVIDIA/NVSentinel#1748) ends."""
 
 
+def _address(handle: binding.Handle) -> int | None:
+    return ctypes.cast(handle, ctypes.c_void_p).value
+
+
 class XidListener:
     """XIDs of one GPU by NVML's events. Each becomes a finding "xid"."""
 
-    def __init__(self, nvml: binding.Nvml, handle: binding.Handle) -> None:
+    def __init__(self, nvml: binding.Nvml, handle: binding.Handle, handles: dict[int | None, Labels]) -> None:
+        self._handles = handles
         self._nvml = nvml
         self._handle = handle
         self._why_not: NoValue | None = None
@@ -245,13 +257,17 @@ class XidListener:
         into.note("xid_storm", f"more than {_MAX_EVENTS} XIDs came at once; the rest follows at the next reading")
 
     def _gpu_labels(self, event: Any, into: binding.GpuReadings) -> Labels:
-        """Labels of the GPU that an event is about: a set may also get events of other GPUs."""
-        if ctypes.cast(event.device, ctypes.c_void_p).value == ctypes.cast(self._handle, ctypes.c_void_p).value:
-            return into.labels
+        """Labels of the GPU that an event is about: a set may also get events of other GPUs, which may be lost."""
+        known = self._handles.get(_address(event.device))
+        if known is not None:
+            return known
         try:
             uuid = self._nvml.nvmlDeviceGetUUID(event.device)
             index = self._nvml.nvmlDeviceGetIndex(event.device)
+            return labels_of(gpu=index, uuid=binding.nvml_text(uuid))
         except Exception as error:
-            binding.nvml_reason_of_error(self._nvml, error)
-            return ()
-        return labels_of(gpu=index, uuid=binding.nvml_text(uuid))
+            try:
+                binding.nvml_reason_of_error(self._nvml, error)
+            except binding.GpuUnusableError:
+                into.note("xid_unattributed", f"XID {event.eventData} came of a GPU that does not answer")
+        return ()

@@ -1,8 +1,8 @@
 """NVLinks of one GPU by NVML: which are up, their errors, and the state of the fabric.
 
-DCGM reads the errors of all links with one field each, up to NVLink 4 also of single links (fields 161 to 163, and
-`nvmlDeviceGetNvLinkErrorCounter`). Which of these a driver answers depends on the GPU: what has no field of all links
-is the sum over the links.
+Which errors a driver reports depends on the GPU, and some only of single links: an H200 (driver 580) has no field of
+all links but those of each (161 to 163, which DCGM's NVLink watch reads as well), others have
+`nvmlDeviceGetNvLinkErrorCounter` alone. What has no field of all links is the sum over the links.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ ALL_LINKS = 2**32 - 1
 
 _Key = tuple[int, int]
 """A field's id and scope."""
+_LINKS_A_TURN = 4
+"""A field of one link takes a third of a millisecond on an H200: 18 links with three are 16 ms. So all have their turn
+in 50 s."""
 _NO_SUCH = (binding.NOT_SUPPORTED, binding.INVALID_ARGUMENT)
 
 
@@ -67,36 +70,71 @@ _STATES = ("nvlink_up", "nvlink_links")
 class Nvlinks:
     """Reader of one GPU's NVLinks, which asks only what its driver answers.
 
-    A link that is down may answer no more: its last count stays part of the sum.
+    Single links are asked all at first, then in turns, and all where the sum has grown. A link that is down may answer
+    no more: its last count stays part of the sum.
     """
 
     def __init__(self) -> None:
         self._no_links: NoValue | None = None
         self._up: set[int] = set()
+        self._asked: set[int] = set()
+        self._turn = 0
         self._unsupported: dict[_Key, NoValue] = {}
-        self._counts: dict[_Counter, dict[int, int]] = {}
+        self._totals: dict[_Counter, int] = {}
+        self._counts: dict[_Counter, dict[int, int]] = {counter: {} for counter in _COUNTERS}
+        self._ratios: dict[int, dict[int, float]] = {field: {} for _, field in _RATIOS}
 
     def read(self, nvml: binding.Nvml, handle: binding.Handle, into: binding.GpuReadings) -> None:
         if self._no_links is None:
             self._read_states(nvml, handle, into)
         if self._no_links is not None:
             into.miss(_STATES, self._no_links)
-        links = sorted(self._up)
-        wanted: list[_Key] = [one.total for one in _COUNTERS if one.total is not None]
-        wanted += [(one.of_link, link) for one in _COUNTERS if one.of_link is not None for link in links]
-        wanted += [(field, scope) for _, field in _RATIOS for scope in (ALL_LINKS, *links)]
-        answers = self._fields(nvml, handle, wanted)
+        turn = self._next_turn()
+        wanted = [one.total for one in _COUNTERS if one.total is not None] + [
+            (field, ALL_LINKS) for _, field in _RATIOS
+        ]
+        totals = self._fields(nvml, handle, wanted)
+        links = {counter: self._links_to_ask(counter, totals, turn) for counter in _COUNTERS}
+        by_link = [(one.of_link, link) for one in _COUNTERS if one.of_link is not None for link in links[one]]
+        by_link += [
+            (field, link) for _, field in _RATIOS if not isinstance(totals[field, ALL_LINKS], int) for link in turn
+        ]
+        answers = self._fields(nvml, handle, by_link)
         for counter in _COUNTERS:
-            self._add_count(counter, self._of_links(nvml, handle, counter, answers), answers, into)
+            if counter.of_link is not None:
+                found = {link: answers[counter.of_link, link] for link in links[counter]}
+                self._counts[counter] |= {link: count for link, count in found.items() if isinstance(count, int)}
+            self._ask_counter(nvml, handle, counter, links[counter])
+            self._add_count(counter, totals, into)
         for metric, field in _RATIOS:
-            of_links = [_error_ratio(one) for link in links if isinstance(one := answers[field, link], int)]
-            total = answers[field, ALL_LINKS]
+            total = totals[field, ALL_LINKS]
+            found = {link: answers.get((field, link), total) for link in turn}
+            self._ratios[field] |= {link: _error_ratio(one) for link, one in found.items() if isinstance(one, int)}
             if isinstance(total, int):
                 into.add_raw(metric, _error_ratio(total))
-            elif of_links:
-                into.add_raw(metric, max(of_links))
+            elif self._ratios[field]:
+                into.add_raw(metric, max(self._ratios[field].values()))
             else:
                 into.add(metric, total)
+
+    def _next_turn(self) -> list[int]:
+        """Links to be asked now: those never asked, and the next ones."""
+        new = self._up - self._asked
+        if new or not self._up:
+            self._asked |= new
+            return sorted(new)
+        links = sorted(self._up)
+        first = self._turn % len(links)
+        self._turn = first + _LINKS_A_TURN
+        return sorted(set([*links, *links][first : self._turn]))
+
+    def _links_to_ask(self, counter: _Counter, totals: dict[_Key, int | NoValue], turn: list[int]) -> list[int]:
+        total = totals[counter.total] if counter.total is not None else None
+        if not isinstance(total, int):
+            return turn
+        before = self._totals.get(counter)
+        self._totals[counter] = total
+        return sorted(self._up) if before is None or total != before else []
 
     def _read_states(self, nvml: binding.Nvml, handle: binding.Handle, into: binding.GpuReadings) -> None:
         """State of each link. A GPU has as many links as answer; the first one's error says that it has none."""
@@ -120,16 +158,12 @@ class Nvlinks:
         into.add_raw("nvlink_links", len(self._up), state="up")
         into.add_raw("nvlink_links", len(states) - len(self._up), state="down")
 
-    def _of_links(
-        self, nvml: binding.Nvml, handle: binding.Handle, counter: _Counter, answers: dict[_Key, int | NoValue]
-    ) -> dict[int, int]:
-        """The count of each link that is up and has one: NVML's counter where there is no field of all or of one."""
-        found = {link: answers.get((counter.of_link or 0, link)) for link in self._up}
-        known = {link: count for link, count in found.items() if isinstance(count, int)}
-        total = answers[counter.total] if counter.total is not None else None
-        if known or counter.number is None or isinstance(total, int):
-            return known
-        for link in sorted(self._up):
+    def _ask_counter(self, nvml: binding.Nvml, handle: binding.Handle, counter: _Counter, links: list[int]) -> None:
+        """Read NVML's counter of these links, where no field tells as much."""
+        is_told = any(self._counts[one] for one in _COUNTERS if counter.kind.startswith(one.kind) and one.of_link)
+        if counter.number is None or counter in self._totals or is_told:
+            return
+        for link in links:
             key = (-1 - counter.number, link)  # no field's
             if key in self._unsupported:
                 continue
@@ -141,22 +175,14 @@ class Nvlinks:
                     self._unsupported[key] = why
                 continue
             if not binding.is_nvml_sentinel(count):
-                known[link] = count
-        return known
+                self._counts[counter][link] = count
 
-    def _add_count(
-        self,
-        counter: _Counter,
-        of_links: dict[int, int],
-        answers: dict[_Key, int | NoValue],
-        into: binding.GpuReadings,
-    ) -> None:
-        counts = self._counts.setdefault(counter, {})
-        counts |= of_links
+    def _add_count(self, counter: _Counter, totals: dict[_Key, int | NoValue], into: binding.GpuReadings) -> None:
+        counts = self._counts[counter]
         for link, count in sorted(counts.items()):
             if count:
                 into.add_raw("nvlink_link_errors_total", count, link=link, kind=counter.kind)
-        total = answers[counter.total] if counter.total is not None else NoValue(MissingReason.NOT_SUPPORTED)
+        total = totals[counter.total] if counter.total is not None else NoValue(MissingReason.NOT_SUPPORTED)
         if isinstance(total, int):
             into.add_raw(counter.metric, total)
         elif counts:

@@ -13,7 +13,6 @@ Answers are sent one by one: the GPU after the last answer is the one at which t
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import signal
@@ -27,7 +26,7 @@ from typing import Any
 from stepscope.collectors.nvml.binding import DriverUnusableError
 from stepscope.collectors.nvml.collector import GpuTarget, NvmlCollector
 from stepscope.core.metrics.readings import StreamWriter
-from stepscope.core.process import signal_at_parent_death
+from stepscope.core.process import signal_at_parent_death, trim_memory
 
 _AS_JSON = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -116,8 +115,7 @@ def run_nvml_worker() -> int:
     replies = os.dup(1)
     os.dup2(2, 1)  # prints of the driver's library are not replies
     collector = NvmlCollector(slow_poll_seconds=slow_poll_seconds)
-    gc.collect()
-    gc.freeze()
+    trim_memory()
     try:
         return serve_requests(collector, 0, replies)
     finally:

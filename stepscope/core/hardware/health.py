@@ -92,6 +92,21 @@ _LINES = {
 
 
 @dataclass(frozen=True, slots=True)
+class OperatorNote:
+    """Note of an operator on a hardware health event: who acknowledged it or set it healthy, why, and when.
+
+    Attributes:
+        by: who, as given.
+        why: reason for people.
+        time_ns: ns since the epoch.
+    """
+
+    by: str
+    why: str
+    time_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class HealthEvent:
     """One episode of a hardware health problem.
 
@@ -107,6 +122,9 @@ class HealthEvent:
         ended_ns: end of the episode; None while it is open.
         count: number of observations: XIDs, or samples.
         since_start: it was open already at the agent's first check, so it began earlier.
+        id: unique on its machine, the same after a restart of the agent.
+        acknowledged: by whom and why; None: by nobody. It is open nevertheless.
+        set_healthy: who ended it and why; None: it is open, or ended by itself.
     """
 
     code: str
@@ -122,6 +140,9 @@ class HealthEvent:
     ended_ns: int | None
     count: int
     since_start: bool
+    id: str = ""
+    acknowledged: OperatorNote | None = None
+    set_healthy: OperatorNote | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,16 @@ AGENT_METRICS: tuple[Metric, ...] = (
     _agent("probe_timeouts_total", "Answers of probe processes that timed out."),
     _agent("probe_crashes_total", "Probe processes that crashed."),
     _agent("probes_left_behind", "Killed probe processes that still hang in the kernel.", default=_ALL),
-    _agent("log_lines_dropped_total", "Lines that the agent's log did not take: nobody read it, or its disk is full."),
+    _agent("log_lines_dropped_total", "Lines that the agent's log did not take: nobody read it, or its disk is full.",
+           default=_ALL),
+    _agent("otlp_pushes_total", "Pushes to the OTLP endpoint: ok, failed, or skipped as one took too long.",
+           "result", default=_ALL),
+    _agent("otlp_points_dropped_total", "Values of failed pushes to the OTLP endpoint.", default=_ALL),
+    _agent("otlp_push_age_seconds", "Time since the OTLP endpoint took a push, or since the start before the first.",
+           default=_ALL),
+    _agent("kubernetes_writes_total", "Changes of the Kubernetes node, by kind (condition, event) and result.",
+           "kind", "result"),
+    _agent("kubernetes_events_dropped_total", "Events for Kubernetes that were not sent, as too many came at once."),
     _agent("xids_untold_total", "XIDs that are counted but not logged, as too many came at once."),
 )
 
@@ -66,6 +75,7 @@ TRAINING_METRICS: tuple[Metric, ...] = (
     _kineto("rejected_total", "Datagrams to the Kineto socket that were not valid requests."),
     _link("refused_total", "Connections that the agent closed, by reason.", "reason"),
     _link("series_left_out", "Series of a user's training processes beyond the user's budget.", "uid"),
+    _link("counters_left_total", "Processes that get no more counters, as they did not read them."),
     _kineto("refused_total", "Polls of processes beyond the largest number of processes of a user, or of all."),
 )
 
@@ -108,6 +118,14 @@ def _health(prefix: str, what: str, *labels: str) -> tuple[Metric, ...]:
     return (
         state("", f"1: {what} is in this state; unknown is neither healthy nor sick.", "state", default=_NONZERO),
         event("_event", f"1: this health event of {what} is open.", "action", "severity", *labels, default=_ALL),
+        event(
+            "_event_acknowledged",
+            "1: an operator knows of this open health event.",
+            "action",
+            "severity",
+            *labels,
+            default=_ALL,
+        ),
         event("_events_total", f"Health events of {what}, by code.", *labels, default=_ALL),
     )
 

@@ -299,6 +299,10 @@ FABRIC_METRICS: tuple[Metric, ...] = (
     _switch("sxid_nonfatal_last", "Number of the latest SXid that is not fatal; 0: none.", "switch",
             dcgm=DcgmField(_FIELD + "NON_FATAL_ERRORS", "DCGM_FI_DEV_SXID_NON_FATAL_ERROR")),
     _switch("sxid_errors_total", "SXid errors since the agent started.", "pci_bus_id", "sxid", "severity"),
+    _switch("reset_required", "1: the switch must be reset.", "switch",
+            dcgm=DcgmField(_FIELD + "RESET_REQUIRED", _FIELD + "RESET_REQUIRED")),
+    _switch("link_status", "State of a link of the switch. 2: active. 1: safe. 0: off. 3: error.", "link", "switch",
+            dcgm=DcgmField(_FIELD + "LINK_STATUS", _FIELD + "LINK_STATUS")),
     *(_switch(f"link_{kind}_errors_total", text, "link", "switch", dcgm=DcgmField(_FIELD + old, _FIELD + new))
       for kind, old, new, text in _LINK_ERRORS),
 )

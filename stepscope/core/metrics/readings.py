@@ -40,6 +40,15 @@ def with_labels(labels: Labels, **values: str | int) -> Labels:
     return tuple(sorted({**dict(labels), **{name: str(value) for name, value in values.items()}}.items()))
 
 
+def read_labels(pairs: Any) -> Labels:
+    """Labels of a metric's reading from JSON, a list of pairs.
+
+    Raises:
+        TypeError, ValueError: it is something else.
+    """
+    return tuple((str(name), str(value)) for name, value in pairs)
+
+
 class MissingReason(StrEnum):
     """Why the value of a metric is missing."""
 
@@ -55,6 +64,8 @@ class MissingReason(StrEnum):
     """Library and driver do not match. Reboot, or reload the kernel module."""
     GONE = "gone"
     """It existed before: a GPU off its bus, a process that ended. See the GPU's health events."""
+    NOT_ON_PAGE = "not_on_page"
+    """A GPU that earlier pages of a dcgm-exporter had. Some have GPUs in use only; a lost one has an XID."""
     TIMED_OUT = "timed_out"
     """No answer within the deadline. The read is repeated; if it stays, look for XIDs of that GPU."""
     UNREACHABLE = "unreachable"

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, ClassVar
 
 from stepscope.core.protocol.captures import CaptureProgress, CaptureRequest, CaptureState
+from stepscope.core.protocol.counters import Counters
 from stepscope.core.protocol.fields import EMBEDDED, FieldError, Figure, Rank, Word, flat_fields, read_object, read_word
 
 PROTOCOL_VERSION = 1
@@ -41,6 +42,8 @@ class Hello:
     gpu_uuid: Word | None = None
     """GPU-... or MIG-...; None when it is unknown without starting CUDA"""
     version: int = PROTOCOL_VERSION
+    wants: tuple[Word, ...] = ()
+    """optional messages of the agent that it takes: counters"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,7 @@ class Answer:
     progress: Annotated[CaptureProgress, EMBEDDED]
 
 
-Message = Hello | Heartbeat | Bye | Welcome | CaptureRequest | Cancel | Answer
+Message = Hello | Heartbeat | Bye | Welcome | CaptureRequest | Cancel | Answer | Counters
 
 
 MAX_LINE_BYTES = 1 << 16
@@ -123,9 +126,9 @@ def encode_message(message: Message) -> bytes:
     Raises:
         ValueError: it has a number that JSON does not know, or is longer than a line may be.
     """
-    values = {name: value for name, value in flat_fields(message) if value is not None and value != {}}
+    values = {name: value for name, value in flat_fields(message) if value is not None and value not in ({}, ())}
     document: dict[str, Any] = {"type": message.type} | values
-    line = json.dumps(document, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+    line = json.dumps(document, separators=(",", ":"), allow_nan=False, default=asdict).encode() + b"\n"
     if len(line) > MAX_LINE_BYTES:
         raise ValueError(f"a message of {len(line)} bytes; a line has at most {MAX_LINE_BYTES}")
     return line
@@ -185,5 +188,5 @@ def _id_of(document: Mapping[str, Any]) -> str | None:
 
 
 _KINDS: dict[str, type[Message]] = {
-    kind.type: kind for kind in (Hello, Heartbeat, Bye, Welcome, CaptureRequest, Cancel, Answer)
+    kind.type: kind for kind in (Hello, Heartbeat, Bye, Welcome, CaptureRequest, Cancel, Answer, Counters)
 }

@@ -50,6 +50,7 @@ class AgentClient:
         user, password: for agents with passwords.
         cert_file, key_file: client certificate, and its key if that is another file.
         labels: of the target, as "rack", from where its address was read.
+        server_name: in the agent's certificate, if that is not the host.
     """
 
     host: str
@@ -62,6 +63,7 @@ class AgentClient:
     cert_file: str = ""
     key_file: str = ""
     labels: tuple[tuple[str, str], ...] = ()
+    server_name: str = ""
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -114,7 +116,7 @@ class AgentClient:
         context = self.context()
         if context is None:
             return http.client.HTTPConnection(self.host, self.port, timeout=_TIMEOUT_SECONDS)
-        return http.client.HTTPSConnection(self.host, self.port, timeout=_TIMEOUT_SECONDS, context=context)
+        return _NamedConnection(self, context)
 
     def too_large(self) -> UnreachableError:
         """The error of an answer over `MAX_BYTES`."""
@@ -144,6 +146,18 @@ class AgentClient:
             reason = known or str(error) or type(error).__name__
             what = f"the agent cannot be reached ({reason})"
         return UnreachableError(what, where=str(self), what_next=next_step)
+
+
+class _NamedConnection(http.client.HTTPConnection):
+    """HTTPS to an address whose certificate may have another name."""
+
+    def __init__(self, client: AgentClient, context: ssl.SSLContext) -> None:
+        super().__init__(client.host, client.port, timeout=_TIMEOUT_SECONDS)
+        self._context, self._name = context, client.server_name or client.host
+
+    def connect(self) -> None:
+        super().connect()
+        self.sock = self._context.wrap_socket(self.sock, server_hostname=self._name)
 
 
 @lru_cache(maxsize=8)

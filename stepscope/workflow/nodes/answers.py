@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -18,8 +18,8 @@ from stepscope.core.vocabulary import Notice
 from stepscope.workflow.nodes.agent_client import AgentClient
 from stepscope.workflow.nodes.exchanges import AgentExchanges, Body
 
-ANSWER_SECONDS = 3.0
-"""Within which an agent must have answered; it waits for nothing itself, and answers within some 10 ms."""
+ANSWER_SECONDS = 2.0
+"""After which a silent agent is given up; one that works waits for nothing itself, and answers within some 10 ms."""
 _MAX_ERROR_LENGTH = 500
 _MAX_SHOWN_BYTES = 60
 
@@ -48,7 +48,7 @@ def silent_agents(answers: Iterable[NodeAnswer]) -> tuple[Notice, ...]:
 
 
 def answers_of(
-    clients: Sequence[AgentClient], *, seconds: float = ANSWER_SECONDS, view: str = ""
+    clients: Sequence[AgentClient], *, seconds: float = ANSWER_SECONDS, view: node_documents.NodeView | None = None
 ) -> tuple[NodeAnswer, ...]:
     """Ask the agents of all nodes once, in parallel; see `NodeWatch`."""
     with NodeWatch(clients, seconds=seconds, view=view) as watch:
@@ -83,10 +83,14 @@ def ask_node(client: AgentClient) -> node_documents.Node:
 
 
 def _node_of(body: Body) -> node_documents.Node:
-    """The document of an answer.
+    return _checked_node(json_of(body))
+
+
+def json_of(body: Body) -> dict[str, Any]:
+    """Answers of nodes: the JSON object that an agent answered with.
 
     Raises:
-        UnreachableError: it is not a node's document.
+        UnreachableError: it is an error, or something else.
     """
     status, content = body
     try:
@@ -101,7 +105,7 @@ def _node_of(body: Body) -> node_documents.Node:
     if not isinstance(document, dict):
         begin = content[:_MAX_SHOWN_BYTES].decode(errors="replace").strip()
         raise UnreachableError(f"its answer is not a JSON object: is that an agent? ({begin or 'empty'})")
-    return _checked_node(document)
+    return document
 
 
 def _checked_node(document: Mapping[str, Any]) -> node_documents.Node:
@@ -127,17 +131,17 @@ def read_node(document: Mapping[str, Any]) -> node_documents.Node:
         "devices": [
             {
                 **raw,
-                "device": asdict(device),
-                "jobs": [{**job, "job": job, "device": asdict(device)} for job in raw["jobs"]],
+                "device": shape,
+                "jobs": [{**job, "job": job, "device": shape} for job in raw["jobs"]],
                 "spent": _class_shape(raw["spent"]),
             }
-            for device, raw in zip(devices, document["devices"], strict=True)
+            for shape, raw in zip(map(msgspec.to_builtins, devices), document["devices"], strict=True)
         ],
         "events": [{**raw, "labels": sorted(raw["labels"].items())} for raw in document["events"]],
         "job_classes": [
             {
                 "job": {"kind": raw["job_kind"], "id": raw["job_id"]},
-                "devices": [asdict(by_uuid.get(uuid) or Device(uuid)) for uuid in raw["devices"]],
+                "devices": [msgspec.to_builtins(by_uuid.get(uuid) or Device(uuid)) for uuid in raw["devices"]],
                 "fleet_class": _class_shape(raw["told"]),
             }
             for raw in document["job_classes"]
@@ -168,11 +172,17 @@ class NodeWatch:
     """Asks the agents of nodes repeatedly, never one twice at a time. A context manager.
 
     Args:
-        seconds: within which an agent must have answered.
-        view: a part of the document that suffices, see `VIEWS`; empty: all of it.
+        seconds: an agent is given up when neither it nor another has answered for so long.
+        view: the part of the document that suffices; None: all of it.
     """
 
-    def __init__(self, clients: Sequence[AgentClient], *, seconds: float = ANSWER_SECONDS, view: str = "") -> None:
+    def __init__(
+        self,
+        clients: Sequence[AgentClient],
+        *,
+        seconds: float = ANSWER_SECONDS,
+        view: node_documents.NodeView | None = None,
+    ) -> None:
         self._answers = {str(client): NodeAnswer(str(client), labels=client.labels) for client in clients}
         self._exchanges = AgentExchanges(clients, seconds=seconds)
         self._path = f"{node_documents.NODE_PATH}?view={view}" if view else node_documents.NODE_PATH
@@ -230,7 +240,7 @@ def select_devices(answers: Iterable[NodeAnswer], *, job: str = "", sick: bool =
 
     Args:
         job: name or id of a job that has the device; empty: all devices.
-        sick: only devices that do not answer or are not healthy, and agents that do not answer.
+        sick: only devices that do not answer or are not healthy, agents that do not answer or know no GPU.
     """
     answers = tuple(answers)
     if not job and not sick:
@@ -239,7 +249,7 @@ def select_devices(answers: Iterable[NodeAnswer], *, job: str = "", sick: bool =
     for answer in answers:
         devices = answer.node.devices if answer.node else ()
         wanted = tuple(one for one in devices if (not job or _has(one, job)) and (not sick or _is_sick(one)))
-        if wanted or (sick and answer.error and not job):
+        if wanted or (sick and not job and (answer.error or not devices)):
             found.append(replace(answer, node=replace(answer.node, devices=wanted) if answer.node else None))
     return tuple(found)
 

@@ -1,4 +1,4 @@
-"""HTTP GETs to many agents at once, in one thread: each has a deadline of its own, and a silent agent delays no other.
+"""HTTP GETs to many agents at once, in one thread: each has a deadline, and a silent agent delays no other.
 
 A server that sends a byte now and then gets no longer for it. Host names are looked up in threads, since the system's
 resolver blocks.
@@ -15,8 +15,8 @@ import resource
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from stepscope.core.errors import UnreachableError
@@ -26,6 +26,10 @@ Body = tuple[int, bytes]
 """HTTP status and content of an answer."""
 
 _MAX_AT_ONCE = 4096
+_MAX_TIMES = 5
+"""Time limits after which an agent is given up although others still answer."""
+_MAX_CONNECTING = 256
+"""More TLS handshakes at once would be slow by this process's own work, and their agents blamed for it."""
 _MAX_RECEIVED_BYTES = MAX_BYTES + (1 << 16)
 _SPARE_FILES = 64
 """File descriptors left for the rest of the process."""
@@ -37,7 +41,7 @@ class AgentExchanges:
     """Thread that sends requests to agents and gives each its answer. A context manager.
 
     Args:
-        seconds: within which an agent must have answered.
+        seconds: an agent is given up when neither it nor another has answered for so long.
 
     Raises:
         UsageError: a client's certificate files cannot be used.
@@ -77,53 +81,94 @@ class AgentExchanges:
 
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        self._at_once = asyncio.Semaphore(_num_files(len(self._clients)))
+        self._open = asyncio.Semaphore(_num_files(len(self._clients)))
+        self._connecting = asyncio.Semaphore(_MAX_CONNECTING)
         self._is_ready.set()
         await self._stop.wait()
 
     def _begin(self, agents: list[str], path: str, done: Callable[[str, Body | UnreachableError], None]) -> None:
+        round_ = _Round(self._loop, self._seconds)
         for agent in agents:
-            task = self._loop.create_task(self._exchange(agent, path, done))
+            task = self._loop.create_task(self._exchange(agent, path, round_, done))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _exchange(self, agent: str, path: str, done: Callable[[str, Body | UnreachableError], None]) -> None:
+    async def _exchange(
+        self, agent: str, path: str, round_: _Round, done: Callable[[str, Body | UnreachableError], None]
+    ) -> None:
         client = self._clients[agent]
         answer: Body | UnreachableError
-        async with self._at_once:
+        exchange = _Exchange(_request(client, path), self._loop)
+        async with self._open:
             try:
-                async with asyncio.timeout(self._seconds):
-                    received = await self._receive(client, path)
-                answer = _parsed(received)
+                async with self._connecting:
+                    start = self._loop.time()
+                    async with round_.limit(start):
+                        await self._connect(client, exchange)
+                async with round_.limit(start):
+                    answer = _parsed(await exchange.received)
                 if len(answer[1]) > MAX_BYTES:
                     answer = client.too_large()
-            except UnreachableError as error:
-                answer = error
             except (OSError, UnicodeError, http.client.HTTPException) as error:
                 answer = client.unreachable(error, self._seconds)
-        done(agent, answer)
-
-    async def _receive(self, client: AgentClient, path: str) -> bytes:
-        context = client.context()
-        request = _request(client, path)
-        error: OSError = OSError("no address")
-        for host in await self._lookups.addresses(client.host, client.port):
-            exchange = _Exchange(request, self._loop)
-            name = None if context is None else client.host
-            try:
-                await self._loop.create_connection(
-                    lambda exchange=exchange: exchange, host, client.port, ssl=context, server_hostname=name
-                )
-            except OSError as failed:
-                error = failed
-                if isinstance(failed, ssl.SSLError):
-                    break
-                continue
-            try:
-                return await exchange.received
             finally:
                 exchange.abort()
+        done(agent, answer)
+        if isinstance(answer, tuple):
+            round_.answered_at = self._loop.time()
+
+    async def _connect(self, client: AgentClient, exchange: _Exchange) -> None:
+        """Connect to the first address that answers, and send the request."""
+        context = client.context()
+        name = None if context is None else client.server_name or client.host
+        error: OSError = OSError("no address")
+        for host in await self._lookups.addresses(client.host, client.port):
+            try:
+                await self._loop.create_connection(
+                    lambda: exchange, host, client.port, ssl=context, server_hostname=name
+                )
+            except ssl.SSLError:
+                raise
+            except OSError as failed:
+                error = failed
+            else:
+                return
         raise error
+
+
+class _Round:
+    """Requests that were sent together, and their time limits.
+
+    An agent is given up once none has answered for some seconds: while answers come, it is this machine or the network
+    that is slow. A few times as long it is given up in any case.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+        self._loop, self._seconds = loop, seconds
+        self.answered_at = loop.time()
+
+    @asynccontextmanager
+    async def limit(self, start: float) -> AsyncIterator[None]:
+        """Context of a request that was begun at a time; raises TimeoutError."""
+
+        async with asyncio.timeout(None) as limit:
+            timer = self._loop.call_at(self._end(start), lambda: check())
+
+            def check() -> None:
+                nonlocal timer
+                now, end = self._loop.time(), self._end(start)
+                if now < end:
+                    timer = self._loop.call_at(end, check)
+                else:
+                    limit.reschedule(now)
+
+            try:
+                yield
+            finally:
+                timer.cancel()
+
+    def _end(self, start: float) -> float:
+        return min(max(start, self.answered_at), start + (_MAX_TIMES - 1) * self._seconds) + self._seconds
 
 
 class _Exchange(asyncio.Protocol):

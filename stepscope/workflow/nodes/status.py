@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
-from stepscope.core.documents import node as node_documents
-from stepscope.core.hardware.devices import device_in
-from stepscope.core.hardware.health import NOTES, Severity
+from stepscope.core.documents.jobs import Job
+from stepscope.core.documents.node import Node, NodeState, StatusFinding, StatusNode, StatusReport
+from stepscope.core.hardware.devices import Device, device_in
+from stepscope.core.hardware.health import NOTES, HealthState, Severity
 from stepscope.core.metrics.readings import MissingReason
 from stepscope.workflow.nodes.answers import NodeAnswer, silent_agents
 
 _GPUS = "nvml"
 _NORMAL = frozenset({MissingReason.NOT_INSTALLED.value, MissingReason.NOT_SUPPORTED.value, MissingReason.NOT_YET.value})
-"""Reasons that are not findings: a machine may have no GPUs or InfiniBand."""
+"""Reasons that are not findings: a machine may have no InfiniBand."""
 _NORMAL_OF = {
     "kernel_log": MissingReason.NO_PERMISSION.value,  # an agent without that permission
     "kubelet": MissingReason.NO_PERMISSION.value,  # its socket is root's
@@ -22,36 +24,69 @@ _COUNTED = (Severity.CRITICAL, Severity.WARNING)
 _ORDER = (*_COUNTED, Severity.INFO)
 _PROBLEMS = frozenset({"hang"})
 """Findings of the sources that are not health events but problems."""
+_UNREACHABLE, _UNKNOWN = "agent_unreachable", "health_unknown"
 
 
-def status_of(answers: Iterable[NodeAnswer]) -> node_documents.StatusReport:
-    """Commands on nodes: join the answers of all nodes to one status, the worst findings first."""
+def status_of(answers: Iterable[NodeAnswer], rack: Callable[[NodeAnswer], str] = lambda _: "") -> StatusReport:
+    """Commands on nodes: join the answers of all nodes to one status, the worst findings first.
+
+    Args:
+        rack: where a node stands.
+    """
     answers = tuple(answers)
-    findings = [finding for answer in answers for finding in _findings(answer)]
+    nodes, findings = [], list[StatusFinding]()
+    for answer in answers:
+        place = rack(answer)
+        of_node = [replace(finding, rack=place) for finding in _findings(answer)]
+        nodes.append(_status_node(answer, of_node, place))
+        findings += of_node
     findings.sort(key=lambda finding: _ORDER.index(Severity(finding.severity)))  # stable: by node within
-    return node_documents.StatusReport(
-        tuple(_status_node(answer) for answer in answers), tuple(findings), silent_agents(answers)
-    )
+    return StatusReport(tuple(nodes), tuple(findings), silent_agents(answers))
 
 
-def _status_node(answer: NodeAnswer) -> node_documents.StatusNode:
+def is_wrong(finding: StatusFinding) -> bool:
+    """Whether a finding of a node is a problem that no operator has acknowledged."""
+    return finding.severity in _COUNTED and finding.acknowledged is None
+
+
+def next_step_of(finding: StatusFinding) -> str:
+    """What to do about a finding of a node, or who has acknowledged it; empty if not known."""
+    note = finding.acknowledged
+    return finding.action if note is None else f"acknowledged by {note.by}: {note.why}"
+
+
+def is_nothing_known(report: StatusReport) -> bool:
+    """Whether the state of no node is known."""
+    return all(node.state is NodeState.UNKNOWN for node in report.nodes)
+
+
+def _status_node(answer: NodeAnswer, findings: list[StatusFinding], rack: str) -> StatusNode:
     node = answer.node
     if node is None or answer.error:
-        return node_documents.StatusNode(answer.agent, node.host if node else "", "", 0, is_reachable=False)
+        host = node.host if node else ""
+        return StatusNode(answer.agent, host, "", 0, is_reachable=False, state=NodeState.UNKNOWN, rack=rack)
     num_gpus = sum(1 for one in node.devices if not one.device.instance)
-    return node_documents.StatusNode(answer.agent, node.host, node.version, num_gpus, is_reachable=True)
+    codes = {finding.code for finding in findings if is_wrong(finding)}
+    state = NodeState.PROBLEM if codes - {_UNKNOWN} else NodeState.UNKNOWN if codes else NodeState.OK
+    return StatusNode(answer.agent, node.host, node.version, num_gpus, is_reachable=True, state=state, rack=rack)
 
 
-def _findings(answer: NodeAnswer) -> Iterator[node_documents.StatusFinding]:
+def _findings(answer: NodeAnswer) -> Iterator[StatusFinding]:
     node = answer.node
     if answer.error or node is None:
         host, message = node.host if node else "", answer.error or "it has not answered yet"
         next_step = "is the machine up? systemctl status stepscope-agent"
-        yield node_documents.StatusFinding(
-            answer.agent, host, "", "", "agent_unreachable", "critical", message, next_step
-        )
+        yield StatusFinding(answer.agent, host, "", "", _UNREACHABLE, Severity.CRITICAL.value, message, next_step)
         return
+    of_device = {one.device.key: tuple(job.job for job in one.jobs) for one in node.devices}
+    of_machine = tuple({job.key: job for jobs in of_device.values() for job in jobs}.values())
     names = {one.device.key: one.device.name for one in node.devices}
+
+    def finding(device: Device, code: str, severity: str, message: str, action: str = "") -> StatusFinding:
+        gpu = names.get(device.key, device.index)
+        jobs = of_device.get(device.key, ()) if gpu else of_machine
+        return StatusFinding(answer.agent, node.host, gpu, device.uuid, code, severity, message, action, jobs=jobs)
+
     reported = set()
     for event in node.events:
         is_counted = event.severity in _COUNTED
@@ -59,40 +94,44 @@ def _findings(answer: NodeAnswer) -> Iterator[node_documents.StatusFinding]:
             device = device_in(dict(event.labels))
             if is_counted:
                 reported.add(device.key)
-            gpu = names.get(device.key, device.index)
-            yield node_documents.StatusFinding(
-                answer.agent,
-                node.host,
-                gpu,
-                device.uuid,
-                event.code,
-                event.severity.value,
-                event.message,
-                event.action.line,
-            )
-    yield from _sources_down(answer.agent, node)
-    of_driver = {source.reason for source in node.sources if source.name == "nvml" and not source.is_up}
+            found = finding(device, event.code, event.severity.value, event.message, event.action.line)
+            yield replace(found, event=event.id, acknowledged=event.acknowledged)
+    yield from _sources_down(node, of_machine, answer.agent)
+    if why := why_unknown(node):
+        next_step = "stepscope doctor on that machine says what is missing; leave out machines without GPUs"
+        message = f"whether its GPUs are well is not known: {why}"
+        yield StatusFinding(answer.agent, node.host, "", "", _UNKNOWN, Severity.WARNING.value, message, next_step)
+    of_driver = {source.reason for source in node.sources if source.name == _GPUS and not source.is_up}
     for one in node.devices:  # a driver that answers for no GPU is one finding above
         device = one.device
         is_reported = device.key in reported or one.reason in of_driver or device.instance
         if one.is_up is False and not is_reported:
-            what = f"it does not answer ({one.reason})"
-            yield node_documents.StatusFinding(
-                answer.agent, node.host, device.name, device.uuid, "gpu_down", Severity.CRITICAL.value, what
-            )
-    for finding in node.findings:
-        if finding.code in _PROBLEMS:
-            device = device_in(finding.labels)
-            gpu = names.get(device.key, "")
-            yield node_documents.StatusFinding(
-                answer.agent, node.host, gpu, device.uuid, finding.code, "warning", finding.message
+            yield finding(device, "gpu_down", Severity.CRITICAL.value, f"it does not answer ({one.reason})")
+    for noticed in node.findings:
+        if noticed.code in _PROBLEMS:
+            device = device_in(noticed.labels)
+            name = names.get(device.key, "")
+            jobs = of_device.get(device.key, of_machine)
+            yield StatusFinding(
+                answer.agent, node.host, name, device.uuid, noticed.code, "warning", noticed.message, jobs=jobs
             )
 
 
-def _sources_down(agent: str, node: node_documents.Node) -> Iterator[node_documents.StatusFinding]:
+def why_unknown(node: Node) -> str:
+    """Why nothing is known of the health of a node's GPUs; empty where something is, or a finding says why."""
+    if any(one.is_up is False or (one.health and one.health.state is not HealthState.UNKNOWN) for one in node.devices):
+        return ""
+    driver = next((source for source in node.sources if source.name == _GPUS), None)
+    if driver is None or driver.is_up:
+        return "its GPUs were not checked yet" if node.devices else "no GPU is known there"
+    is_finding = driver.reason not in _NORMAL
+    return "" if is_finding else f"no GPU driver answers ({driver.reason}: {driver.detail})"
+
+
+def _sources_down(node: Node, jobs: tuple[Job, ...], agent: str) -> Iterator[StatusFinding]:
     for source in node.sources:
         is_normal = source.reason in _NORMAL or source.reason == _NORMAL_OF.get(source.name)
         if not source.is_up and not is_normal:
             message = f"{source.name} gives nothing ({source.reason}: {source.detail})"
             severity = "critical" if source.name == _GPUS else "warning"
-            yield node_documents.StatusFinding(agent, node.host, "", "", "source_down", severity, message)
+            yield StatusFinding(agent, node.host, "", "", "source_down", severity, message, jobs=jobs)

@@ -234,6 +234,7 @@ def _devices(driver: DriverLook) -> list[device_names.DeviceUsage]:
 _NUM_PROCESSES = 2
 """On the CPU, where none are named."""
 _DOCTOR = "run: stepscope doctor"
+_WITHOUT_TORCH = 'run: pip install "stepscope[workloads]", or ask the driver alone with --checks state'
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +336,7 @@ def _gpu(device: DeviceFacts, visible: list[str] | None, driver: DriverLook) -> 
 def _check_torch(reply: processes.Reply, versions: dict[str, str]) -> None:
     """Raise a UsageError or DataError where this Python cannot measure a GPU at all."""
     if isinstance(reply, processes.WorkerFailure) and "No module named 'torch'" in reply.detail:
-        raise UsageError("torch is not installed", what_next='run: pip install "stepscope[workloads]"')
+        raise UsageError("torch is not installed", what_next=_WITHOUT_TORCH)
     if isinstance(reply, dict) and "cuda" not in versions and "hip" not in versions:
         what = f"no GPU can be measured: this torch ({versions['torch']}) is built without CUDA"
         raise DataError(what, what_next="install one with CUDA, or try --device cpu")

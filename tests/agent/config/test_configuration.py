@@ -65,8 +65,8 @@ def test_nothing_said_is_the_default() -> None:
         ),
         (
             "[wbe]\n",
-            '{file}: unknown section "wbe"; did you mean "web"? Known: web, gpus, exporter, dcgm, state, training, '
-            "captures, kineto, health, jobs",
+            '{file}: unknown section "wbe"; did you mean "web"? Known: web, gpus, exporter, otlp, dcgm, state, '
+            "training, captures, kineto, health, jobs, kubernetes",
         ),
         (
             "[web]\ninterval = 1",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gzip
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import exposition
+from prometheus_client import CollectorRegistry, ProcessCollector, exposition
 from prometheus_client.openmetrics import exposition as openmetrics_exposition
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_prometheus
@@ -206,6 +207,31 @@ def test_the_format_is_what_the_scraper_asks_for() -> None:
     assert "# TYPE stepscope_gpu info\n" in text
     assert text.endswith("# EOF\n")
     assert b"stepscope__gpu__energy" in page.encoded(accept="text/plain; version=1.0.0; escaping=dots")[0]
+
+
+def test_a_second_scrape_gets_the_same_bytes_until_a_source_has_something_new() -> None:
+    states = [_state(_reading("power_watts", 1.0))]
+    page = MetricsPage(lambda: tuple(states), wall_clock_ns=lambda: _NOW_NS)
+    first = page.encoded()[0]
+    assert page.encoded()[0] is first
+    assert gzip.decompress(page.encoded(accept_encoding="gzip")[0]) == first
+    assert page.encoded(accept=_OPENMETRICS)[0] != first
+    states[0] = _state(_reading("power_watts", 2.0))
+    assert _of(page, GPU + "power_watts", gpu="0", uuid="GPU-0") == 2.0
+    states[0] = replace(states[0], reason=MissingReason.TIMED_OUT)
+    assert _of(page, "stepscope_agent_collector_up", collector="nvml", reason="timed_out") == 0.0
+
+
+def test_the_agents_process_is_as_prometheus_client_shows_it() -> None:
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    theirs = {sample.name: sample.value for family in registry.collect() for sample in family.samples}
+    ours = {name: value for (name, labels), value in _samples(_page()).items() if name.startswith("process_")}
+    assert ours.keys() == theirs.keys()
+    for name in ("process_start_time_seconds", "process_max_fds"):
+        assert ours[name] == theirs[name]
+    assert ours["process_resident_memory_bytes"] == pytest.approx(theirs["process_resident_memory_bytes"], rel=0.2)
+    assert ours["process_cpu_seconds_total"] == pytest.approx(theirs["process_cpu_seconds_total"], abs=1.0)
 
 
 def test_under_dcgms_names_a_value_is_that_uuids_whichever_source_numbers_gpus_how() -> None:

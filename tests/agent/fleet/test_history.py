@@ -105,3 +105,19 @@ def test_training_itself_tells_how_long_it_waited_for_data() -> None:
         history.observe([state("host", [], second * SECOND), state("training", told, second * SECOND)])
     assert history.use_of("GPU-0", 60).data_wait == pytest.approx(0.75)
     assert history.use_of("GPU-1", 60).data_wait is None
+
+
+def test_a_process_that_does_not_hold_a_gpu_says_nothing_about_its_data() -> None:
+    history = HostHistory()
+    for second in (0, 5, 10):
+        told = []
+        for pid, waited in ((8, 0.4), (7, 0.1), (9, 0.3)):  # 7 is on the GPU; all say so
+            rank = labels_of(run=f"r{pid}", rank=0)
+            told += [
+                Reading(TRAINING + "info", 1, with_labels(rank, uuid="GPU-0", pid=pid), second * SECOND),
+                Reading(TRAINING + "step_seconds", 0.4, rank, second * SECOND),
+                Reading(TRAINING + "data_wait_seconds", waited, rank, second * SECOND),
+            ]
+        host = _host(second, cpu=1.0, stopped=0.0, waited=0.0, sent=0.0)
+        history.observe([*host, state("training", told, second * SECOND)])
+    assert history.use_of("GPU-0", 60).data_wait == pytest.approx(0.25)

@@ -347,6 +347,40 @@ def test_a_slowdown_by_the_hardware_in_6_of_10_minutes(reason: str, action: Acti
     assert machine.codes() == []
 
 
+def test_a_slowdown_that_lasts_is_known_within_a_minute() -> None:
+    machine = Machine()
+    machine.look(1)
+    machine.set(_throttled("hardware_power_brake"))
+    machine.looks(29, 1)
+    assert machine.codes() == []
+    machine.looks(2, 1)
+    (event,) = machine.open()
+    assert (event.code, event.action) == ("hardware_slowdown", Action.CHECK_MECHANICALS)
+    assert event.message == "the clocks have been lowered by the power supply's brake for 30 s without a break"
+    machine.set({"throttle_reason{reason=hardware_power_brake}": 0.0})
+    machine.looks(40)
+    assert machine.codes() == []
+
+
+def test_samples_of_a_slowdown_that_are_far_apart_do_not_show_that_it_lasted() -> None:
+    machine = Machine()
+    machine.set(_throttled("hardware_thermal"))
+    machine.looks(5, 70)
+    assert machine.codes() == []
+
+
+@pytest.mark.parametrize(("celsius", "is_bad"), [(92.0, False), (93.0, True), (95.0, True)])
+def test_without_a_margin_the_two_temperatures_tell_it(celsius: float, is_bad: bool) -> None:
+    """Before Ada the driver reports none."""
+    machine = Machine()
+    machine.set({"temperature_celsius": celsius, "temperature_slowdown_celsius": 93.0})
+    machine.looks(3)
+    assert machine.codes() == (["temperature_margin"] if is_bad else [])
+    machine.set({"temperature_margin_celsius": 20.0})
+    machine.looks(20)
+    assert machine.codes() == []
+
+
 def test_the_softwares_power_cap_is_never_a_fault() -> None:
     machine = Machine()
     machine.set({**_throttled("software_power_cap"), "throttle_reason{reason=hardware_slowdown}": 0.0})

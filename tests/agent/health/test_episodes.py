@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from stepscope.agent.health.episodes import MAX_ENDED, HealthEpisodes, Hysteresis
 from stepscope.agent.health.samples import CheckEvidence, CheckSample, SampleState, bad, good
-from stepscope.core.hardware.health import Action, HealthEvent, Severity
+from stepscope.core.hardware.health import Action, HealthEvent, OperatorNote, Severity
 from stepscope.core.metrics.readings import labels_of
 from tests.agent.health.machines import SECOND
 
@@ -163,3 +163,39 @@ def test_good_samples_make_no_event(gaps: list[int], enter: int, leave: int) -> 
         now += gap
         run.good(now)
     assert not run.changes
+
+
+_NOTE = OperatorNote("ann", "known", 10 * SECOND)
+
+
+def test_what_was_acknowledged_is_not_once_it_is_worse() -> None:
+    run = _Run(enter=0, leave=60)
+    run.bad(0)
+    (event,) = run.changes
+    assert run.episodes.acknowledge(event.id, _NOTE) is not None
+    run.bad(5, _evidence(50.0))
+    assert run.episodes.open_events()[0][1].acknowledged == _NOTE
+    run.bad(10, _evidence(50.0, Severity.CRITICAL))
+    assert run.episodes.open_events()[0][1].acknowledged is None
+    assert run.episodes.acknowledge("code-0", _NOTE) is None
+
+
+def test_what_was_set_healthy_begins_again_with_new_evidence_only() -> None:
+    run = _Run(enter=0, leave=60)
+    run.bad(0, _evidence(5.0))
+    (ended,) = run.episodes.set_healthy("GPU-0", _NOTE)
+    assert (ended.ended_ns, ended.set_healthy) == (10 * SECOND, _NOTE)
+    for at, value in ((15, 5.0), (20, 2.0), (25, 5.0)):
+        run.bad(at, _evidence(value))
+    assert len(run.changes) == 1
+    run.bad(30, _evidence(6.0))
+    assert len(run.changes) == 2
+    run.episodes.set_healthy("GPU-0", _NOTE)
+    run.bad(35, _evidence(6.0, Severity.CRITICAL))
+    assert len(run.changes) == 3
+    run.episodes.set_healthy("GPU-0", _NOTE)
+    run.good(40)
+    run.bad(45, _evidence(2.0))
+    assert len(run.changes) == 4
+    assert len({event.id for event in run.changes}) == 4
+    assert run.episodes.set_healthy("GPU-1", _NOTE) == []

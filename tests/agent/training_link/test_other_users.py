@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -114,7 +114,9 @@ def test_a_process_speaks_for_itself_or_for_one_of_its_user(
         assert liar.stdout is not None
         assert liar.stdout.read() == b""
     wait_until(lambda: server.refused() == {"other_process": 1})
-    with user(place, _OTHER, introduced()) as honest, user(place, _OTHER, introduced(1, pid=honest.pid)):
+    with user(place, _OTHER, introduced()) as honest, ExitStack() as later:
+        wait_until(lambda: len(server.ranks()) == 1)  # it is that user's by now
+        later.enter_context(user(place, _OTHER, introduced(1, pid=honest.pid)))
         wait_until(lambda: len(server.ranks()) == 2)
         assert {rank.uid for rank in server.ranks()} == {_OTHER}
         assert honest.pid in {rank.pid for rank in server.ranks()}

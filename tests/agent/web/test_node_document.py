@@ -6,6 +6,8 @@ import http.client
 import json
 import threading
 import time
+import urllib.request
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -40,7 +42,9 @@ from stepscope.core.metrics.readings import (
 )
 from stepscope.core.protocol.messages import Heartbeat, Hello
 from stepscope.core.vocabulary import Cause
-from stepscope.workflow.nodes.answers import read_node
+from stepscope.workflow.nodes.answers import NodeAnswer, read_node
+from stepscope.workflow.nodes.status import status_of
+from tests.workflow.nodes import made_nodes
 
 _SECOND = 10**9
 _NOW = 1_000 * _SECOND
@@ -100,6 +104,19 @@ def test_a_gpu_that_hung_before_it_told_its_uuid_is_there() -> None:
     first, second = node_of((_state(_reading("power_watts", 1.0, _OTHER), up),), _NOW, host="n1", health=health).devices
     assert (first.device.key, second.device.key, second.device.name) == ("GPU-0", "gpu 1", "1")
     assert (second.is_up, second.reason, second.health) == (False, "timed_out", hangs)
+
+
+def test_a_gpu_that_left_a_page_is_neither_up_nor_down_and_no_finding() -> None:
+    """NVIDIA/dcgm-exporter#569, #611."""
+    missing = (Missing("", _OTHER, MissingReason.NOT_ON_PAGE, "not on the page"),)
+    up = _reading("up", 0.0, _OTHER, reason="not_on_page")
+    state = _state(_reading("up", 1.0), up, name="dcgm_exporter", missing=missing)
+    healthy = Health(HealthState.HEALTHY, "")
+    unknown = Health(HealthState.UNKNOWN, "not on the page")
+    report = HealthReport(_NOW, healthy, {device_in(dict(_GPU)): healthy, device_in(dict(_OTHER)): unknown}, (), ())
+    node = node_of([state], _NOW, host="n1", health=report)
+    assert [(one.is_up, one.reason) for one in node.devices] == [(None, "not_on_page"), (True, "")]
+    assert status_of([NodeAnswer("http://n1", node)]).findings == ()
 
 
 def test_an_instance_is_one_device_whichever_source_names_it_how() -> None:
@@ -206,6 +223,29 @@ def test_what_a_device_does_and_who_trains_on_it() -> None:
     (device,) = again.devices
     assert device.spent == told
     assert again.ranks == (rank,)
+
+
+def test_views_are_parts_of_the_document() -> None:
+    told = made_nodes.node(
+        made_nodes.device(0), events=(made_nodes.event(uuid="GPU-0"), made_nodes.event(uuid="GPU-0", ended_ns=5))
+    )
+    with made_nodes.served(told) as url:
+        whole, status, table, unknown = (
+            json.loads(urllib.request.urlopen(f"{url}/api/v1/node{query}", timeout=20).read())
+            for query in ("", "?view=status", "?view=table&x=1", "?view=other")
+        )
+    assert unknown == whole
+    assert "view" not in whole
+    assert (status.pop("view"), table.pop("view")) == ("status", "table")
+    assert status.keys() == table.keys() == whole.keys()
+    (device,) = read_node(status).devices
+    assert (device.values, device.spent, device.health) == ({}, None, told.devices[0].health)
+    assert [event.ended_ns for event in read_node(status).events] == [None]
+    (device,) = read_node(table).devices
+    assert (device.values, device.by_label) == (told.devices[0].values, told.devices[0].by_label)
+    assert device.spent is not None
+    reports = [replace(status_of([NodeAnswer(url, read_node(one))]), warnings=()) for one in (whole, status, table)]
+    assert reports[0] == reports[1] == reports[2]
 
 
 def test_sources_with_reason_and_age_and_no_old_values() -> None:

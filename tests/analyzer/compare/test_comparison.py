@@ -11,6 +11,7 @@ from stepscope.analyzer.compare.run_record import RunRecord, cause_figure
 from stepscope.core.documents.analysis import Collective, KernelTime, RootCause
 from stepscope.core.documents.comparison import Change, Comparison
 from stepscope.core.documents.run_directory import RunManifest
+from stepscope.core.documents.training_settings import BackwardSettings, TrainingSettings
 from stepscope.core.vocabulary import Cause, TimeCategory
 from tests.analyzer.compare.runs import make_run, with_pipeline
 
@@ -98,6 +99,28 @@ def test_a_sure_change_without_a_sure_cause_still_names_the_likeliest() -> None:
     ]
     b = replace(b, analysis=replace(b.analysis, root_causes=rows))
     assert "likely data loading +50.0 ms (rank 0), but no single cause is certain" in between(a, b).summary
+
+
+def test_causes_of_profiled_steps_that_changed_otherwise_are_said_to_be_of_those() -> None:
+    """All steps are 10 ms slower, the profiled ones, which the profiler slows more, 50 ms."""
+    a = make_run(100.0, 100.2, causes={Cause.COMPUTE_BOUND: 1.0}, unprofiled_ms=[90.0, 90.2] * 100)
+    causes = {Cause.COMPUTE_BOUND: 0.667, Cause.HOST_BOUND: 0.333}
+    b = make_run(150.0, 150.2, causes=causes, unprofiled_ms=[100.0, 100.2] * 100)
+    found = between(a, b)
+    assert "; in profiled steps, which changed by +50.0 ms: CPU-bound +50.0 ms (rank 0)" in found.summary
+    assert ": CPU-bound" not in between(a, make_run(100.0, 100.2, unprofiled_ms=[100.0, 100.2] * 100)).summary
+
+
+def test_the_summary_ends_with_the_likeliest_settings() -> None:
+    def run(step_ms: float, *, debugs: bool) -> RunRecord:
+        settings = TrainingSettings(anomaly_mode=debugs, backward=BackwardSettings(1 + debugs))
+        manifest = RunManifest("r", "h", 1, {}, 8, {}, {}, [], settings=settings)
+        return make_run(step_ms, step_ms, manifest=manifest)
+
+    assert between(run(100.0, debugs=False), run(150.0, debugs=True)).summary.endswith(
+        "; differs: anomaly_mode False -> True, backward.passes 1 -> 2"
+    )
+    assert "differs" not in between(run(100.0, debugs=False), run(100.0, debugs=True)).summary
 
 
 def test_two_steps_of_one_run_say_how_little_they_are() -> None:

@@ -499,13 +499,14 @@ def test_bug_30_a_line_with_an_old_time_of_its_own_is_dropped() -> None:
     assert reading.time_ns == (now_ms - 20_000) * 1_000_000
 
 
-def test_bug_31_a_gpu_that_vanishes_is_gone_and_a_metric_that_vanishes_too() -> None:
+def test_bug_31_a_gpu_that_vanishes_is_not_on_the_page_and_a_metric_that_vanishes_is_missing() -> None:
+    """Also NVIDIA/dcgm-exporter#569, #611: the exporter may list only GPUs in use."""
     both = render([*busy(0), *busy(1)])
     pages = Pages(both, render([*busy(0), *busy(1, DEV_FB_USED=None)]), render(busy(0)), both)
     found = [pages.collect() for _ in range(4)]
     assert [one.reason for one in missing(found[1], "memory_used_bytes", gpu="1")] == [MissingReason.NOT_SUPPORTED]
-    assert [one.reason for one in missing(found[2], "", gpu="1")] == [MissingReason.GONE]
-    assert values(found[2], "up", gpu="1", reason="gone") == [0.0]
+    assert [one.reason for one in missing(found[2], "", gpu="1")] == [MissingReason.NOT_ON_PAGE]
+    assert values(found[2], "up", gpu="1", reason="not_on_page") == [0.0]
     assert values(found[3], "up") == [1.0, 1.0]
 
 

@@ -86,6 +86,14 @@ def test_a_memory_at_zero_degrees_is_one_without_a_sensor() -> None:
 def test_a_negative_temperature_margin_is_a_value_and_negative_power_is_none() -> None:
     page = collect(render([Line("DCGM_FI_DEV_GPU_TEMP_LIMIT", -3), Line("DCGM_FI_DEV_POWER_USAGE", "-3.0")]))
     assert values(page, "temperature_margin_celsius") == [-3.0]
+
+
+def test_a_negative_number_that_was_read_as_unsigned() -> None:
+    wrapped = 2**32 - 5
+    page = collect(render([Line("DCGM_FI_DEV_GPU_TEMP", wrapped), Line("DCGM_FI_DEV_SM_CLOCK", wrapped)]))
+    assert values(page, "temperature_celsius") == [-5.0]
+    assert values(page, "sm_clock_hertz") == []
+    assert missing(page, "sm_clock_hertz")[0].detail == "the page says 4.29497e+09, which is not possible"
     assert values(page, "power_watts") == []
 
 

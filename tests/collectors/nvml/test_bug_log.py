@@ -233,6 +233,25 @@ def test_an_xid_is_of_the_gpu_that_the_event_names(nvml: FakeNvml) -> None:
     assert dict(first.labels) == {"gpu": "1", "uuid": "GPU-00000001-0000-4000-8000-000000000000", "xid": "94"}
 
 
+def test_the_xid_of_a_lost_gpu_loses_no_other(nvml: FakeNvml) -> None:
+    """Seen with NVIDIA's own mock of NVML: the listener of a healthy GPU got the event, asked whose it was, and was
+    called lost itself."""
+    for index in range(2):
+        nvml.add(profiles.h100(index))
+    nvml.values["events_for_all"] = "1"
+    nvml.write()
+    collector = NvmlCollector()
+    collector.collect()
+    nvml.set(1, xids=1, xid__0=79, lost=1)
+    nvml.write()
+    collection = collector.collect()
+    assert value_of(collection, "up", gpu=0) == 1
+    assert value_of(collection, "up", gpu=1, reason="gone") == 0
+    found = [dict(one.labels) for one in collection.findings if one.code == "xid"]
+    assert found == [{"gpu": "1", "uuid": "GPU-00000001-0000-4000-8000-000000000000", "xid": "79"}] * len(found)
+    assert found
+
+
 def test_nvsentinel_155_the_xid_of_a_gpu_that_is_lost_is_told_with_the_loss(nvml: FakeNvml) -> None:
     nvml.add(profiles.h100(0))
     nvml.write()

@@ -103,7 +103,49 @@ def test_a_link_that_is_down_keeps_its_count_and_one_that_never_was_up_is_not_as
     assert value_of(collector.collect(), "nvlink_replay_errors_total") == 171
     nvml.set(0, **{"nvlink__3": 1, _field(161, 3): "c 12"})
     nvml.write()
-    assert value_of(collector.collect(), "nvlink_replay_errors_total") == 173
+    for _ in range(5):
+        collection = collector.collect()
+    assert value_of(collection, "nvlink_replay_errors_total") == 173
+
+
+@pytest.mark.parametrize("link", [0, 5, 11, 17])
+def test_every_link_has_its_turn_in_five_polls(nvml: FakeNvml, link: int) -> None:
+    """On an H200 a field of one link takes a third of a millisecond."""
+    collector = NvmlCollector(slow_poll_seconds=0.0)
+    nvml.add({**_without_totals(), **{_field(163, each): "c 0" for each in range(18)}})
+    nvml.write()
+    assert value_of(collector.collect(), "nvlink_crc_errors_total") == 0
+    nvml.set(0, **{_field(163, link): "c 9"})
+    nvml.write()
+    found = [value_of(collector.collect(), "nvlink_crc_errors_total") for _ in range(5)]
+    assert found[-1] == 9
+    assert found[0] == (9 if link < 4 else 0)
+
+
+def test_links_are_asked_for_what_all_have_when_that_grows(nvml: FakeNvml) -> None:
+    collector = NvmlCollector(slow_poll_seconds=0.0)
+    all_links = f"field__208__{2**32 - 1}"
+    nvml.add({**_without_totals(), all_links: "c 0", **{_field(208, each): "c 0" for each in range(18)}})
+    nvml.write()
+    assert _links(collector.collect(), "receive_errors") == {}
+    nvml.set(0, **{_field(208, 13): "c 2"})
+    nvml.write()
+    assert _links(collector.collect(), "receive_errors") == {}
+    nvml.set(0, **{all_links: "c 2"})
+    nvml.write()
+    collection = collector.collect()
+    assert _links(collection, "receive_errors") == {"13": 2}
+    assert value_of(collection, "nvlink_receive_errors_total") == 2
+
+
+def test_counters_are_not_asked_for_what_a_field_tells(nvml: FakeNvml) -> None:
+    """They take longest."""
+    crc = {_field(163, link): "c 1" for link in range(18)}
+    counters = {f"nvlink_errors__{link}__{counter}": 4 for link in range(18) for counter in (2, 3)}
+    collection = _read(nvml, {**_without_totals(), **crc, **counters})
+    assert value_of(collection, "nvlink_crc_errors_total") == 18
+    assert value_of(collection, "nvlink_crc_flit_errors_total") is None
+    assert value_of(collection, "nvlink_crc_data_errors_total") is None
 
 
 def test_without_any_of_them_nothing_is_known(nvml: FakeNvml) -> None:

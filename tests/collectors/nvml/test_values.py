@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from stepscope.collectors.nvml.binding import GpuReadings
 from stepscope.collectors.nvml.collector import NvmlCollector
-from stepscope.core.metrics import Unit
+from stepscope.core.metrics import MetricKind, Unit
 from stepscope.core.metrics.gpu import BY_NAME
 from stepscope.core.metrics.readings import GPU, MissingReason, labels_of
 from tests.collectors.fake_nvml import profiles
@@ -130,6 +130,34 @@ def test_one_call_that_is_refused_takes_no_other_with_it(nvml: FakeNvml) -> None
     assert (power[0], instant[0]) == (MissingReason.NO_PERMISSION, MissingReason.FAILED)
     assert value_of(collection, "temperature_celsius") == 34
     assert value_of(collection, "memory_temperature_celsius") == 41
+
+
+def test_a_temperature_below_zero_and_numbers_that_cannot_be(nvml: FakeNvml) -> None:
+    wrapped = 2**32 - 5
+    nvml.add({**profiles.h100(0), "temperature__0": wrapped, "power_mw": wrapped, "clock__1": wrapped})
+    nvml.set(0, field__82=f"u {wrapped}", threshold__0=2**31 + 7, pcie_width=wrapped)
+    nvml.write()
+    collection = NvmlCollector().collect()
+    assert value_of(collection, "temperature_celsius") == -5
+    assert value_of(collection, "memory_temperature_celsius") == -5
+    for name in ("power_watts", "sm_clock_hertz", "temperature_shutdown_celsius", "pcie_link_width"):
+        why = missing_of(collection, name)
+        assert why is not None, name
+        assert (why[0], "which is not possible" in why[1]) == (MissingReason.UNREADABLE, True)
+
+
+gauges = sorted(name for name, metric in BY_NAME.items() if metric.kind is MetricKind.GAUGE)
+
+
+@given(name=st.sampled_from(gauges), negative=st.integers(-65_536, -2))
+def test_a_negative_number_read_as_unsigned_is_never_a_huge_value(name: str, negative: int) -> None:
+    into = GpuReadings(labels_of(gpu=0), 1)
+    into.add_raw(name.removeprefix(GPU), negative + 2**32)
+    told, unit = into.collection(), BY_NAME[name].unit
+    if unit is Unit.CELSIUS and negative > -274:
+        assert [reading.value for reading in told.readings] == [negative]
+    elif unit is not Unit.BYTES:
+        assert [missing.reason for missing in told.missing] == [MissingReason.UNREADABLE]
 
 
 numbers = st.integers(0, 2**53)

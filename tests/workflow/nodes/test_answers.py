@@ -18,8 +18,8 @@ from stepscope.core.errors import UnreachableError, UsageError
 from stepscope.workflow.nodes import agent_client as agent_client_module
 from stepscope.workflow.nodes import answers as nodes_module
 from stepscope.workflow.nodes.agent_client import agent_client
-from stepscope.workflow.nodes.answers import NodeWatch, ask_node
-from tests.workflow.nodes.made_nodes import device, node, served
+from stepscope.workflow.nodes.answers import NodeAnswer, NodeWatch, ask_node, select_devices
+from tests.workflow.nodes.made_nodes import device, node, served, source
 
 
 def test_the_document_comes_as_it_was() -> None:
@@ -131,3 +131,9 @@ def test_an_answer_that_nobody_foresaw_is_its_own_agents_error_alone(monkeypatch
         watch.wait()
         (answer,) = watch.answers()
     assert answer.error == "its answer cannot be read (OverflowError)"
+
+
+def test_a_machine_of_which_no_gpu_is_known_is_not_left_out_as_well() -> None:
+    well, without = NodeAnswer("a", node(device(0))), NodeAnswer("b", node(sources=(source("nvml", "not_installed"),)))
+    assert [one.agent for one in select_devices((well, without), sick=True)] == ["b"]
+    assert [one.agent for one in select_devices((well, without), job="llama")] == ["a"]

@@ -6,15 +6,17 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from http import HTTPStatus
 from pathlib import Path
 
 import pytest
 
 from stepscope.agent.web.endpoints import api_routes
-from stepscope.agent.web.routes import Access
+from stepscope.agent.web.routes import Access, Reply, Request, Route, json_reply
 from stepscope.agent.web.server import AgentServer, ListenAddress
 from stepscope.agent.web.web_config import WebConfigReloader
+from stepscope.core.documents.node import NODE_PATH, node_document
 from stepscope.core.errors import UsageError
 from stepscope.workflow.nodes import exchanges as exchanges_module
 from stepscope.workflow.nodes.agent_client import MAX_BYTES, agent_client
@@ -161,3 +163,21 @@ def test_tls_is_checked_and_its_settings_are_read_once(tmp_path: Path) -> None:
         assert _answer(url.replace("https", "http")).error != ""
     with pytest.raises(UsageError, match="cannot be read as certificates"):
         answers_of([agent_client(url, ca_file="/nowhere")])
+
+
+def test_while_others_answer_a_slow_agent_has_more_time_and_not_for_ever() -> None:
+    def answered_after(seconds: float) -> Route:
+        def answer(_: Request) -> Reply:
+            time.sleep(seconds)
+            return json_reply(HTTPStatus.OK, node_document(node(device(0))))
+
+        return Route("GET", NODE_PATH, answer)
+
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(AgentServer(ListenAddress("127.0.0.1", 0), [answered_after(seconds)]))
+            for seconds in (0.0, 0.7, 1.4, 5.0)
+        ]
+        answers = answers_of([agent_client(server.url) for server in servers], seconds=1.0)
+    assert [bool(answer.node) for answer in answers] == [True, True, True, False]
+    assert answers[3].error == "the agent has not answered within 1 s"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from stepscope.core.documents.node import NodeState
 from stepscope.core.hardware.devices import Device
-from stepscope.core.hardware.health import Action, Severity
+from stepscope.core.hardware.health import Action, Health, HealthState, OperatorNote, Severity
 from stepscope.workflow.nodes.answers import NodeAnswer
-from stepscope.workflow.nodes.status import status_of
+from stepscope.workflow.nodes.status import is_nothing_known, status_of
 from tests.workflow.nodes.made_nodes import device, event, finding, node, source
 
 _URL = "http://n1:9455"
@@ -25,6 +26,35 @@ def test_nothing_is_wrong() -> None:
     assert report.findings == ()
     (told,) = report.nodes
     assert (told.host, told.num_gpus, told.is_reachable) == ("n1", 2, True)
+
+
+def test_a_machine_without_a_driver_is_not_known_to_be_well() -> None:
+    without = node(sources=(source("nvml", "not_installed"), source("kubelet", "no_permission")))
+    report = status_of([NodeAnswer(_URL, without)])
+    (unknown,) = report.findings
+    assert (unknown.code, unknown.severity, unknown.gpu) == ("health_unknown", "warning", "")
+    assert unknown.message == "whether its GPUs are well is not known: no GPU driver answers (not_installed: why)"
+    assert unknown.action.startswith("stepscope doctor ")
+    assert is_nothing_known(report)
+    silent = NodeAnswer("http://n2:9455", error="connection refused")
+    assert is_nothing_known(status_of([NodeAnswer(_URL, without), silent]))
+    well = NodeAnswer("http://n3:9455", node(device(0)))
+    mixed = status_of([NodeAnswer(_URL, without), well])
+    assert [one.code for one in mixed.findings] == ["health_unknown"]
+    assert not is_nothing_known(mixed)
+    assert not is_nothing_known(status_of([well]))
+
+
+def test_what_is_known_without_a_driver() -> None:
+    no_driver = (source("nvml", "not_installed"),)
+    assert _codes(NodeAnswer(_URL, node(device(0), sources=no_driver))) == []  # dcgm-exporter reads it
+    unchecked = device(0, health=Health(HealthState.UNKNOWN, "nothing was looked at yet"))
+    assert _codes(NodeAnswer(_URL, node(unchecked))) == [("", "health_unknown", "warning")]
+    assert _codes(NodeAnswer(_URL, node())) == [("", "health_unknown", "warning")]  # a driver that knows no GPU
+    broken = node(sources=no_driver, events=(event(),))
+    assert not is_nothing_known(status_of([NodeAnswer(_URL, broken)]))
+    hangs = node(sources=(source("nvml", "timed_out"),))
+    assert _codes(NodeAnswer(_URL, hangs)) == [("", "source_down", "critical")]
 
 
 def test_open_events_and_no_others() -> None:
@@ -108,3 +138,38 @@ def test_who_does_not_answer() -> None:
 def test_instances_are_no_gpus() -> None:
     instance = device(0, device=Device("MIG-1", "0", "7"))
     assert status_of([NodeAnswer(_URL, node(device(0), instance))]).nodes[0].num_gpus == 1
+
+
+def test_the_state_of_each_node() -> None:
+    states = [
+        status_of([answer]).nodes[0].state
+        for answer in (
+            NodeAnswer(_URL, node(device(0))),
+            NodeAnswer(_URL, node(device(0), events=(event(Severity.INFO),))),
+            NodeAnswer(_URL, node(device(0), events=(event(Severity.WARNING),))),
+            NodeAnswer(_URL, node(device(0)), "timed out"),
+            NodeAnswer(_URL, node(sources=(source("nvml", "not_installed"),))),
+            NodeAnswer(_URL, node(sources=(source("nvml", "not_installed"),), events=(event(),))),
+        )
+    ]
+    assert states[:3] == [NodeState.OK, NodeState.OK, NodeState.PROBLEM]
+    assert states[3:] == [NodeState.UNKNOWN, NodeState.UNKNOWN, NodeState.PROBLEM]
+
+
+def test_findings_know_their_jobs_and_racks() -> None:
+    told = node(device(0), device(1, jobs=()), events=(event(uuid="GPU-0", gpu="0"), event(uuid="GPU-1", gpu="1")))
+    first, second = status_of([NodeAnswer(_URL, told)], lambda _: "r1").findings
+    assert [job.id for job in first.jobs] == ["42"]
+    assert (second.jobs, second.rack) == ((), "r1")
+
+
+def test_an_acknowledged_event_is_shown_and_does_not_count() -> None:
+    note = OperatorNote("ann", "ticket 7", 3)
+    known = replace(event(gpu="0", uuid="GPU-0"), id="row_remap_failed-1", acknowledged=note)
+    report = status_of([NodeAnswer(_URL, node(device(0), events=(known,)))])
+    (found,) = report.findings
+    assert (found.event, found.acknowledged, found.severity) == ("row_remap_failed-1", note, "critical")
+    assert report.nodes[0].state is NodeState.OK
+    another = event(gpu="1", uuid="GPU-1")
+    report = status_of([NodeAnswer(_URL, node(device(0), device(1), events=(known, another)))])
+    assert report.nodes[0].state is NodeState.PROBLEM

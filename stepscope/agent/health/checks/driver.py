@@ -1,6 +1,6 @@
 """Checks of the driver: it is usable, all GPUs are present and answer.
 
-Also the recovery action that a GPU's driver asks for, DCGM's health status, and values that contradict each other.
+Also the recovery action that a GPU's driver asks for, and values that contradict each other.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from stepscope.agent.config.settings import HealthThresholds
+from stepscope.agent.health.checks.dcgm import DcgmChecks
 from stepscope.agent.health.samples import (
     CheckEvidence,
     CheckSample,
@@ -18,7 +19,6 @@ from stepscope.agent.health.samples import (
     bad,
     good,
 )
-from stepscope.core.hardware.gpu_catalogue import Nvlink, nvlink_of
 from stepscope.core.hardware.health import Action, Severity
 from stepscope.core.metrics.readings import GPU, Missing, MissingReason
 from stepscope.core.text.numbers import counted
@@ -44,7 +44,6 @@ _CONTRADICTIONS = {
     "utilization_stuck": ("busy_without_process", Action.RESET_GPU),
 }
 """Findings of collectors: code of the event, and action."""
-_DCGM_WARNING, _DCGM_FAILURE = 10, 20
 _STALL_MINUTES = 10
 
 
@@ -55,6 +54,7 @@ class AnswerChecks:
         self._limit = thresholds.stalls_per_minute
         self._stalls = MinuteWindow(_STALL_MINUTES)
         self._is_silent = False
+        self._dcgm = DcgmChecks()
 
     def samples(self, gpu: ObservedGpu) -> Iterator[CheckSample]:
         """Results for the newest values. A driver that hangs is one event of the machine, not of its GPUs."""
@@ -65,7 +65,7 @@ class AnswerChecks:
                 yield self._stalling(gpu.up.time_ns, is_back=self._is_silent)
             self._is_silent = gpu.reason == MissingReason.TIMED_OUT
         yield from _recovery(gpu)
-        yield from _dcgm(gpu)
+        yield from self._dcgm.samples(gpu)
         if gpu.looked_ns is not None and gpu.up is not None and gpu.up.value:
             yield from _contradictions(gpu, gpu.looked_ns)
 
@@ -105,42 +105,6 @@ def _answers(gpu: ObservedGpu, time_ns: int) -> Iterator[CheckSample]:
     if "needs a reset" in detail:
         action = Action.RESET_GPU
     yield bad(code, time_ns, CheckEvidence(Severity.CRITICAL, action, message))
-
-
-def _dcgm(gpu: ObservedGpu) -> Iterator[CheckSample]:
-    """DCGM's own health checks, if its exporter reports them; the worst one counts."""
-    reports = [
-        (_dcgm_report(gpu, watch, error, value=sample.value), sample)
-        for (error, watch), sample in gpu.parts.get("dcgm_health_status", {}).items()
-    ]
-    if not reports:
-        return
-    failed = [(evidence, sample) for evidence, sample in reports if evidence is not None]
-    if failed:
-        evidence, sample = max(failed, key=lambda entry: (entry[0].severity.rank, entry[1].value, entry[0].message))
-        yield bad("dcgm_health", sample.time_ns, evidence)
-    else:
-        yield good("dcgm_health", max(sample.time_ns for _, sample in reports))
-
-
-_NVLINK_WATCHES = ("nvlink", "nvswitch")
-
-
-def _dcgm_report(gpu: ObservedGpu, watch: str, error: str, *, value: float) -> CheckEvidence | None:
-    """What a watch of DCGM's reports; a watch of NVLink on a GPU without NVLink is not a fault of the GPU."""
-    if value < _DCGM_WARNING:
-        return None
-    severity = Severity.CRITICAL if value >= _DCGM_FAILURE else Severity.WARNING
-    verb = "fails" if severity is Severity.CRITICAL else "warns"
-    message = f"DCGM's health check {verb}: {' '.join(filter(None, (watch, error)))}"
-    if watch.startswith(_NVLINK_WATCHES) and not any(sample.value for sample in gpu.by_label("nvlink_up").values()):
-        nvlink = nvlink_of(gpu.model)
-        if nvlink is Nvlink.NONE:
-            return CheckEvidence(Severity.INFO, Action.NONE, f"{message}; not a fault: {gpu.model} has no NVLink")
-        if nvlink is not Nvlink.BUILT_IN:
-            why = f"whether {gpu.model or 'this GPU'} has a bridge" if nvlink else "whether this GPU has NVLink"
-            return CheckEvidence(Severity.WARNING, Action.RUN_DIAGNOSTICS, f"{message}; {why} is not known")
-    return CheckEvidence(severity, Action.RUN_DIAGNOSTICS, message)
 
 
 def _contradictions(gpu: ObservedGpu, time_ns: int) -> Iterator[CheckSample]:
@@ -193,7 +157,8 @@ class DriverChecks:
     def _count(
         self, observed: ObservedMachine, time_ns: int, why_no_driver: Missing | None = None
     ) -> Iterator[CheckSample]:
-        there = sum(1 for gpu in observed.gpus.values() if not gpu.device.pci_bus_id)
+        known = [gpu for gpu in observed.gpus.values() if not gpu.device.pci_bus_id]
+        there = sum(1 for gpu in known if gpu.reason != MissingReason.NOT_ON_PAGE)
         if there < self._expected:
             yield bad(_COUNT, time_ns, self._too_few(there, why_no_driver))
         else:

@@ -39,7 +39,7 @@ _BY_MINUTE = (
         "nvlink_recoveries",
         Severity.CRITICAL,
         "recoveries of a link",
-        (("nvlink_recovery_errors_total", "nvlink_recoveries_total", "nvlink_recoveries_failed_total"),),
+        (("nvlink_recovery_errors_total",), ("nvlink_recoveries_total",), ("nvlink_recoveries_failed_total",)),
         ("recovery", "recoveries", "recoveries_failed"),
     ),
     (
@@ -110,7 +110,7 @@ class NvlinkChecks:
             growth, time_ns = self._growth(gpu, groups, kinds)
             if time_ns is not None:
                 limit = self._thresholds.nvlink_errors_per_minute
-                message = f"NVLink: {growth:.0f} {what} in a minute{self._where(kinds)}"
+                message = f"NVLink: {growth:,.0f} {what} in a minute{self._where(kinds)}"
                 evidence = CheckEvidence(severity, Action.RUN_DIAGNOSTICS, message, growth, limit, "errors per minute")
                 yield above(code, time_ns, evidence, leave=0.0, is_new=True)
         yield from self._bit_errors(gpu)
@@ -159,7 +159,7 @@ class NvlinkChecks:
             if kind in kinds and link:
                 growths[link[0]] = growths.get(link[0], 0.0) + window.growth
         worst = max(growths.values(), default=0.0)
-        named = sorted((link for link, growth in growths.items() if worst and growth >= worst / 2), key=_by_number)
+        named = sorted((link for link, growth in growths.items() if worst and growth >= worst / 2), key=by_number)
         if not named:
             return ""
         if len(named) > _MAX_NAMED_LINKS:
@@ -210,7 +210,7 @@ class NvlinkChecks:
         if not links:
             return
         self._was_up |= {link for link, sample in links.items() if sample.value}
-        down = sorted((link for link in self._was_up & links.keys() if not links[link].value), key=_by_number)
+        down = sorted((link for link in self._was_up & links.keys() if not links[link].value), key=by_number)
         time_ns = max(sample.time_ns for sample in links.values())
         if down:
             message = f"NVLink {', '.join(down)} {'is' if len(down) == 1 else 'are'} down and was up before"
@@ -243,7 +243,8 @@ class NvlinkChecks:
             yield good("fabric_unhealthy", time_ns)
 
 
-def _by_number(link: str) -> tuple[int, str]:
+def by_number(link: str) -> tuple[int, str]:
+    """Order of links by their number."""
     return (int(link), link) if link.isdecimal() else (1 << 30, link)
 
 

@@ -114,12 +114,23 @@ def _flag(code: str, sample: TimedValue, severity: Severity, action: Action, mes
 
 
 _MARGIN_LEAVE_CELSIUS = 3.0
+_LASTING_SECONDS = 30.0
+"""So that it is known within a minute."""
 _REASONS = {
     "hardware_power_brake": (Action.CHECK_MECHANICALS, "the power supply's brake"),
     "hardware_thermal": (Action.CHECK_THERMALS, "heat"),
     "hardware_slowdown": (Action.RUN_DIAGNOSTICS, "the hardware's slowdown"),
 }
 """The most specific first: the last is set with each of the others."""
+
+
+def _temperature_margin(values: dict[str, TimedValue]) -> TimedValue | None:
+    """Degrees left up to the slowdown; before Ada by the two temperatures, as the driver reports none."""
+    margin = values.get("temperature_margin_celsius")
+    now, slowdown = values.get("temperature_celsius"), values.get("temperature_slowdown_celsius")
+    if margin is not None or now is None or slowdown is None:
+        return margin
+    return now._replace(value=slowdown.value - now.value)
 
 
 class SlowdownChecks:
@@ -129,6 +140,8 @@ class SlowdownChecks:
         self._thresholds = thresholds
         self._thermal = CounterWindow(_MINUTE)
         self._minutes = MinuteWindow(thresholds.slowdown_minutes)
+        self._slow_since_ns: int | None = None
+        self._slow_ns: int | None = None
 
     def samples(self, gpu: ObservedGpu) -> Iterator[CheckSample]:
         thermal = gpu.values.get("thermal_violation_seconds_total")
@@ -139,7 +152,7 @@ class SlowdownChecks:
                 Severity.WARNING, Action.CHECK_THERMALS, message, growth, limit, "seconds per minute"
             )
             yield above("thermal_violation", thermal.time_ns, evidence, leave=limit / 2, strictly=True, is_new=True)
-        margin = gpu.values.get("temperature_margin_celsius")
+        margin = _temperature_margin(gpu.values)
         if margin is not None:
             yield from self._margin(margin)
         yield from self._hardware(gpu)
@@ -158,12 +171,14 @@ class SlowdownChecks:
             yield good("temperature_margin", margin.time_ns)
 
     def _hardware(self, gpu: ObservedGpu) -> Iterator[CheckSample]:
-        """Number of the last minutes in which the hardware lowered the clocks: a single one passes."""
+        """Minutes in which the hardware lowered the clocks; a single one passes, a time without a break does not."""
         known = {name: sample for name, sample in gpu.by_label("throttle_reason").items() if name in _REASONS}
         if not known:
             return
         time_ns = max(sample.time_ns for sample in known.values())
-        self._minutes.add(time_ns, {name for name, sample in known.items() if sample.value})
+        active = {name for name, sample in known.items() if sample.value}
+        self._minutes.add(time_ns, active)
+        lasting_seconds = self._lasting_seconds(time_ns, is_active=bool(active))
         share, limit = self._minutes.share, self._thresholds.slowdown_per_minute
         seen = self._minutes.names
         action, why = next((_REASONS[name] for name in _REASONS if name in seen), (Action.NONE, ""))
@@ -172,4 +187,17 @@ class SlowdownChecks:
             f"the clocks were lowered by {why}"
         )
         evidence = CheckEvidence(Severity.WARNING, action, message, share, limit, "events per minute")
-        yield above("hardware_slowdown", time_ns, evidence, leave=limit / 2, is_new=True)
+        if lasting_seconds >= _LASTING_SECONDS and share < limit:
+            message = f"the clocks have been lowered by {why} for {lasting_seconds:.0f} s without a break"
+            yield bad("hardware_slowdown", time_ns, CheckEvidence(Severity.WARNING, action, message), is_new=True)
+        else:
+            yield above("hardware_slowdown", time_ns, evidence, leave=limit / 2, is_new=True)
+
+    def _lasting_seconds(self, time_ns: int, *, is_active: bool) -> float:
+        """How long every sample had a slowdown; samples a minute apart are no proof of what was between."""
+        last_ns, self._slow_ns = self._slow_ns, time_ns
+        if not is_active or last_ns is None or not 0 <= time_ns - last_ns <= self._thresholds.stale_seconds * 1e9:
+            self._slow_since_ns = None
+        if is_active and self._slow_since_ns is None:
+            self._slow_since_ns = time_ns
+        return 0.0 if self._slow_since_ns is None else (time_ns - self._slow_since_ns) / 1e9

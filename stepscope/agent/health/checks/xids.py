@@ -1,20 +1,25 @@
-"""Checks of XIDs of GPUs, alone and together, and of SXids of NVSwitches.
-
-The kernel log has each SXid, DCGM reports the last.
-"""
+"""Checks of XIDs of GPUs, alone and together."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from stepscope.agent.config.settings import HealthThresholds
-from stepscope.agent.health.samples import CheckEvidence, CheckSample, ObservedGpu, SampleState, TimedValue, bad, good
+from stepscope.agent.health.samples import (
+    LATE_NS,
+    CheckEvidence,
+    CheckSample,
+    ObservedGpu,
+    SampleState,
+    TimedValue,
+    bad,
+    good,
+)
 from stepscope.core.hardware.health import Action, Severity
-from stepscope.core.hardware.xids import FOLLOWERS, LOST_XID, MEMORY_XIDS, REPEATABLE, XidClass, sxid_of, xid_of
-from stepscope.core.metrics.gpu import SWITCH
-from stepscope.core.metrics.readings import Labels, Reading
+from stepscope.core.hardware.xids import FOLLOWERS, LOST_XID, MEMORY_XIDS, REPEATABLE, XidClass, xid_of
 from stepscope.core.text.numbers import counted
 
 _UNTIL_RESET = frozenset({Action.RESET_GPU, Action.DRAIN, Action.REBOOT, Action.CHECK_MECHANICALS})
@@ -94,8 +99,11 @@ class XidChecks:
             pids = frozenset(further[-1] for further in observed.parts.get("process_memory_bytes", {}))
             if pids != gpu.pids:
                 gpu.pids_before, gpu.pids, gpu.pids_changed_ns = gpu.pids, pids, now_ns
-            for number, count in _new_xids(gpu, observed):
-                yield from ((key, sample) for sample in self._comes(key, gpu, number, count, now_ns))
+            for number, count, came_ns in _new_xids(gpu, observed):
+                since_ns = came_ns if now_ns - came_ns > LATE_NS else None
+                yield from (
+                    (key, replace(one, since_ns=since_ns)) for one in self._comes(key, gpu, number, count, now_ns)
+                )
             if observed.page_ns is not None:
                 yield key, _earlier(gpu, observed.earlier_xids, observed.page_ns)
         yield from self._left_alone(now_ns)
@@ -108,6 +116,25 @@ class XidChecks:
         """Whether all uncorrected memory errors of a GPU since its reset cost one application each (XID 94)."""
         gpu = self._gpus.get(key)
         return gpu is not None and gpu.memory_xids == {94}
+
+    def saved(self) -> dict[str, Any]:
+        """What `restore` takes, as JSON."""
+        newest_ns = max((one[0] for one in self._recent), default=0)
+        oldest_ns = newest_ns - _BEFORE_NS - _AFTER_NS
+        return {
+            "gpus": {key: _saved_gpu(gpu) for key, gpu in self._gpus.items()},
+            "recent": [list(one) for one in self._recent if one[0] >= oldest_ns],
+            "followers": [list(one) for one in self._followers],
+        }
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Go on where an earlier agent of the same boot ended; before the first samples."""
+        for key, gpu in saved["gpus"].items():
+            self._gpus[key] = _restored_gpu(gpu)
+        self._recent.extend((int(at), str(key), int(number)) for at, key, number in saved["recent"])
+        self._followers.extend(
+            (int(at), str(key), int(number), int(count)) for at, key, number, count in saved["followers"]
+        )
 
     def _comes(self, key: str, gpu: _Gpu, number: int, count: int, now_ns: int) -> Iterator[CheckSample]:
         if number in FOLLOWERS:
@@ -167,6 +194,37 @@ class XidChecks:
             yield bad("xid_repeats", now_ns, evidence, is_new=True)
 
 
+def _saved_gpu(gpu: _Gpu) -> dict[str, Any]:
+    return {
+        "counts": list(gpu.counts.items()),
+        "reported_ns": list(gpu.reported_ns.items()),
+        "energy": gpu.energy,
+        "memory_xids": sorted(gpu.memory_xids),
+        "open_until_quiet": sorted(gpu.open_until_quiet),
+        "open_until_reset": list(gpu.open_until_reset.items()),
+        "earlier_ns": list(gpu.earlier_ns.items()),
+        "mended": sorted(gpu.mended),
+        "faults": [[time_ns, number, sorted(pids)] for time_ns, number, pids in gpu.faults],
+    }
+
+
+def _restored_gpu(saved: Mapping[str, Any]) -> _Gpu:
+    gpu = _Gpu(
+        counts={int(number): float(count) for number, count in saved["counts"]},
+        reported_ns={int(number): int(time_ns) for number, time_ns in saved["reported_ns"]},
+        memory_xids=set(map(int, saved["memory_xids"])),
+        open_until_quiet=set(map(str, saved["open_until_quiet"])),
+        open_until_reset={str(code): int(time_ns) for code, time_ns in saved["open_until_reset"]},
+        earlier_ns={int(number): int(time_ns) for number, time_ns in saved["earlier_ns"]},
+        mended=set(map(int, saved["mended"])),
+    )
+    if saved["energy"] is not None:
+        value, time_ns, source = saved["energy"]
+        gpu.energy = TimedValue(float(value), int(time_ns), str(source))
+    gpu.faults.extend((int(at), int(number), frozenset(map(str, pids))) for at, number, pids in saved["faults"])
+    return gpu
+
+
 def _earlier(gpu: _Gpu, numbers: list[int], page_ns: int) -> CheckSample:
     """XIDs on a page since its first collection, without those that have come again since."""
     known = gpu.counts.keys() | gpu.reported_ns.keys() | gpu.mended
@@ -192,64 +250,17 @@ def _counts_anew(gpu: _Gpu, observed: ObservedGpu) -> int | None:
     return energy.time_ns if is_anew else None
 
 
-def _new_xids(gpu: _Gpu, observed: ObservedGpu) -> list[tuple[int, int]]:
-    """New XIDs and the number of each. Counts start with the agent; XIDs of a source without counts have times."""
+def _new_xids(gpu: _Gpu, observed: ObservedGpu) -> list[tuple[int, int, int]]:
+    """New XIDs, the number of each, and when it came. XIDs of a source without counts have times."""
     new = []
     for (number, *_), sample in observed.parts.get("xid_errors_total", {}).items():
         xid = int(number)
         count = int(sample.value - gpu.counts.get(xid, 0.0))
         gpu.counts[xid] = sample.value
         if count > 0:
-            new.append((xid, count))
+            new.append((xid, count, sample.time_ns))
     for xid, time_ns in observed.reported_xids:
         if time_ns != gpu.reported_ns.get(xid):  # earlier, too: clocks are set back
             gpu.reported_ns[xid] = time_ns
-            new.append((xid, 1))
+            new.append((xid, 1, time_ns))
     return new
-
-
-class SwitchChecks:
-    """Health checks of the SXids of all NVSwitches."""
-
-    def __init__(self) -> None:
-        self._counts: dict[Labels, float] = {}
-        self._last: dict[Labels, float] = {}
-        self._until_quiet: set[tuple[Labels, str]] = set()
-        self._until_reset: set[tuple[Labels, str]] = set()
-
-    def samples(
-        self, readings: Iterable[tuple[Reading, str]], now_ns: int, *, was_reset: bool
-    ) -> Iterator[tuple[Labels, CheckSample]]:
-        """Results for the SXids since the last call, with the labels of the switch.
-
-        Args:
-            readings: of the switches, with the names of their sources.
-        """
-        if was_reset:
-            yield from (
-                (switch, CheckSample(code, now_ns, SampleState.OVER)) for switch, code in sorted(self._until_reset)
-            )
-            self._until_reset.clear()
-        for reading, _ in readings:
-            if reading.metric == SWITCH + "sxid_errors_total":
-                labels = dict(reading.labels)
-                count = int(reading.value - self._counts.get(reading.labels, 0.0))
-                self._counts[reading.labels] = reading.value
-                number, is_fatal = int(labels["sxid"]), labels["severity"] == "fatal"
-                if count > 0:
-                    switch: Labels = (("pci_bus_id", labels["pci_bus_id"]),)
-                    yield switch, self._comes(switch, number, now_ns, count, is_fatal=is_fatal)
-            elif reading.metric == SWITCH + "sxid_fatal_last":
-                before = self._last.get(reading.labels)
-                self._last[reading.labels] = reading.value
-                if before is not None and reading.value not in (0.0, before):  # the first may be of long ago
-                    yield reading.labels, self._comes(reading.labels, int(reading.value), now_ns, 1, is_fatal=True)
-        for place, code in sorted(self._until_quiet):
-            yield place, good(code, now_ns)
-
-    def _comes(self, switch: Labels, number: int, now_ns: int, count: int, *, is_fatal: bool) -> CheckSample:
-        sxid, code = sxid_of(number, is_fatal=is_fatal), f"sxid_{number}"
-        is_critical = sxid.severity is Severity.CRITICAL
-        (self._until_reset if is_critical else self._until_quiet).add((switch, code))
-        evidence = CheckEvidence(sxid.severity, sxid.action, f"SXid {number}: {sxid.sentence}")
-        return bad(code, now_ns, evidence, count=count, is_new=True)

@@ -257,10 +257,16 @@ class KubernetesApi:
         return cls(host, int(port), account)
 
     def items(self, node: str, *, seconds: float) -> list[dict[str, Any]]:
-        """All pods of a node, each as the API returns it.
+        """All pods of a node, each as the API returns it; raises as `listed`."""
+        return self.listed("/api/v1/pods", {"fieldSelector": f"spec.nodeName={node}"}, accept=_ACCEPT, seconds=seconds)
+
+    def listed(
+        self, path: str, query: Mapping[str, str], *, seconds: float, accept: str = "application/json"
+    ) -> list[dict[str, Any]]:
+        """All objects of a list, each as the API returns it.
 
         Raises:
-            ApiError: the server cannot be reached or refuses.
+            KubernetesApiError: the server cannot be reached or refuses.
         """
         end = time.monotonic() + seconds
         found: list[dict[str, Any]] = []
@@ -269,16 +275,12 @@ class KubernetesApi:
             token = (self.account / "token").read_text().strip()
             trusted = ssl.create_default_context(cafile=str(self.account / "ca.crt"))
             connection = http.client.HTTPSConnection(self.host, self.port, timeout=seconds, context=trusted)
+            headers = {"Authorization": f"Bearer {token}", "Accept": accept}
             try:
                 for _ in range(_MAX_PAGES):
-                    query = {"fieldSelector": f"spec.nodeName={node}", "limit": str(_PAGE_SIZE), "resourceVersion": "0"}
-                    if following:
-                        query = {
-                            "fieldSelector": query["fieldSelector"],
-                            "limit": query["limit"],
-                            "continue": following,
-                        }
-                    page = _get_page(connection, f"/api/v1/pods?{urlencode(query, quote_via=quote)}", token, end)
+                    page_query = {**query, "limit": str(_PAGE_SIZE)}
+                    page_query |= {"continue": following} if following else {"resourceVersion": "0"}
+                    page = _get_page(connection, f"{path}?{urlencode(page_query, quote_via=quote)}", headers, end)
                     items = page.get("items")
                     found += [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
                     metadata = page.get("metadata")
@@ -296,8 +298,10 @@ class KubernetesApi:
         return found
 
 
-def _get_page(connection: http.client.HTTPSConnection, path: str, token: str, end: float) -> dict[str, Any]:
-    connection.request("GET", path, headers={"Authorization": f"Bearer {token}", "Accept": _ACCEPT})
+def _get_page(
+    connection: http.client.HTTPSConnection, path: str, headers: Mapping[str, str], end: float
+) -> dict[str, Any]:
+    connection.request("GET", path, headers=dict(headers))
     answer = connection.getresponse()
     body = bytearray()
     while len(body) <= _LARGEST_PAGE_BYTES:
@@ -312,7 +316,8 @@ def _get_page(connection: http.client.HTTPSConnection, path: str, token: str, en
             break
         body += part
     if answer.status in (401, 403):
-        detail = "it may not list pods: give its service account the verb list on pods"
+        what = path.partition("?")[0].rpartition("/")[2]
+        detail = f"it may not list {what}: give its service account the verb list on {what}"
         raise KubernetesApiError(MissingReason.NO_PERMISSION, f"HTTP {answer.status}: {detail}")
     if answer.status != 200:
         raise KubernetesApiError(MissingReason.UNREACHABLE, f"HTTP {answer.status} {answer.reason}")

@@ -28,6 +28,7 @@ class Api:
     Attributes:
         server: for whoever asks.
         pods: items of the list.
+        slices: endpoint slices of the service "stepscope-agent" in the namespace "stepscope".
         status: other than 200: an error.
         body: instead of a list.
         page: items a page.
@@ -38,6 +39,7 @@ class Api:
 
     server: KubernetesApi
     pods: list[dict[str, Any]] = field(default_factory=list)
+    slices: list[dict[str, Any]] = field(default_factory=list)
     status: int = 200
     body: bytes | None = None
     page: int = 100
@@ -59,13 +61,21 @@ class Api:
             return self.status, _failure(self.status, 'pods is forbidden: User "stepscope" cannot list resource "pods"')
         if self.body is not None:
             return 200, self.body
-        if parts.path != "/api/v1/pods" or query["fieldSelector"] != [f"spec.nodeName={NODE}"]:
+        objects = self._objects(parts.path, query)
+        if objects is None:
             return 404, _failure(404, "not found")
         begin = int(query.get("continue", ["0"])[0])
-        items, rest = self.pods[begin : begin + self.page], self.pods[begin + self.page :]
+        items, rest = objects[begin : begin + self.page], objects[begin + self.page :]
         metadata = {"resourceVersion": "1"} | ({"continue": str(begin + self.page)} if rest else {})
         kind = {"kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1"}
         return 200, json.dumps(kind | {"metadata": metadata, "items": items}).encode()
+
+    def _objects(self, path: str, query: dict[str, list[str]]) -> list[dict[str, Any]] | None:
+        if path == "/api/v1/pods" and query["fieldSelector"] == [f"spec.nodeName={NODE}"]:
+            return self.pods
+        if path == "/apis/discovery.k8s.io/v1/namespaces/stepscope/endpointslices":
+            return self.slices if query["labelSelector"] == ["kubernetes.io/service-name=stepscope-agent"] else []
+        return None
 
 
 @contextmanager

@@ -1,0 +1,114 @@
+"""HTTP routes of the agent's health: its document, and what operators say of it.
+
+Reading is as of the node's document; acknowledging and setting healthy need the agent's token.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from typing import Any, Protocol
+
+from stepscope.agent.config.settings import node_name
+from stepscope.agent.web.routes import Reply, Request, Route, json_reply
+from stepscope.core.documents.health import (
+    ACKNOWLEDGE_PATH,
+    HEALTH_PATH,
+    NODE,
+    SET_HEALTHY_PATH,
+    health_document,
+    node_health_of,
+)
+from stepscope.core.hardware.health import HealthEvent, HealthReport
+
+_MAX_BYTES = 16 << 10
+_MAX_WORD, _MAX_REASON = 200, 1000
+_SCHEMA_OF_ERRORS = "stepscope.error/1"
+
+
+class KnownHealth(Protocol):
+    """Health of the machine, which operators may write to."""
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether it outlives the agent."""
+
+    def report(self) -> HealthReport:
+        """Health now."""
+
+    def acknowledge(self, event_id: str, *, by: str, why: str) -> HealthEvent | None:
+        """Note that somebody knows of an open event; None where there is no such event."""
+
+    def set_healthy(self, target: str, *, by: str, why: str) -> list[HealthEvent] | None:
+        """End all open events of a GPU or of the machine; None where there is no such GPU."""
+
+
+class _RefusedError(Exception):
+    def __init__(self, status: HTTPStatus, line: str) -> None:
+        self.status = status
+        super().__init__(line)
+
+
+def health_routes(health: KnownHealth, *, host: str = "") -> tuple[Route, ...]:
+    """HTTP routes of the health document, of acknowledging an event, and of setting a GPU or the machine healthy."""
+    host = node_name(host)
+
+    def document() -> Reply:
+        known = node_health_of(health.report(), host=host, is_kept=health.is_kept)
+        return json_reply(HTTPStatus.OK, health_document(known))
+
+    def show(_: Request) -> Reply:
+        return document()
+
+    def acknowledge(request: Request) -> Reply:
+        body = _body(request)
+        event_id, by, why = _text(body, "event"), _text(body, "by"), _text(body, "why", _MAX_REASON)
+        if health.acknowledge(event_id, by=by, why=why) is None:
+            raise _RefusedError(HTTPStatus.NOT_FOUND, f"no open event here is called {event_id}")
+        return document()
+
+    def set_healthy(request: Request) -> Reply:
+        body = _body(request)
+        target, by, why = _text(body, "target"), _text(body, "by"), _text(body, "why", _MAX_REASON)
+        if health.set_healthy(NODE if target == host else target, by=by, why=why) is None:
+            line = f"no GPU here is called {target}: give its index or UUID, or {NODE} for all of the machine"
+            raise _RefusedError(HTTPStatus.NOT_FOUND, line)
+        return document()
+
+    return (
+        Route("GET", HEALTH_PATH, show),
+        Route("POST", ACKNOWLEDGE_PATH, _with_refusals(acknowledge), _MAX_BYTES, needs_token=True),
+        Route("POST", SET_HEALTHY_PATH, _with_refusals(set_healthy), _MAX_BYTES, needs_token=True),
+    )
+
+
+def _with_refusals(answer: Callable[[Request], Reply]) -> Callable[[Request], Reply]:
+    def call(request: Request) -> Reply:
+        try:
+            return answer(request)
+        except _RefusedError as refused:
+            return json_reply(refused.status, {"schema": _SCHEMA_OF_ERRORS, "error": str(refused)})
+
+    return call
+
+
+def _body(request: Request) -> Mapping[str, Any]:
+    kind = str(request.headers.get("Content-Type") or "").partition(";")[0].strip().lower()
+    if kind != "application/json":  # which no form of a foreign page can send
+        raise _RefusedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "this needs Content-Type: application/json")
+    try:
+        document = json.loads(request.body)
+    except (ValueError, RecursionError) as error:
+        raise _RefusedError(HTTPStatus.BAD_REQUEST, f"not JSON: {type(error).__name__}") from None
+    if not isinstance(document, dict):
+        raise _RefusedError(HTTPStatus.BAD_REQUEST, "must be an object")
+    return document
+
+
+def _text(body: Mapping[str, Any], name: str, most: int = _MAX_WORD) -> str:
+    value = body.get(name)
+    text = value.strip() if isinstance(value, str) else ""
+    if not text or len(text) > most or not text.isprintable():
+        raise _RefusedError(HTTPStatus.BAD_REQUEST, f'"{name}" must be 1 to {most} printable characters')
+    return text
