@@ -371,6 +371,7 @@ class Profile:
             self._observed,
             self._log,
             _weakly(self._is_warm_up),
+            functools.partial(_times_waits, self._observed, is_driven=self.gives_way),
         )
         made = make_step_listeners(context, self._scalar_reader, self._log.running_step)
         self._listeners = StepListeners([*made, self._gradients, *observed])
@@ -562,6 +563,11 @@ def _weakly_taken(profile: Profile) -> Callable[[], list[StepRecord]]:
     """Call of a profile's `_take_records` that does not keep it alive."""
     method = weakref.WeakMethod(profile._take_records)
     return lambda: [] if (alive := method()) is None else alive()
+
+
+def _times_waits(observed: ObservedSettings, *, is_driven: bool) -> bool:
+    """Whether `prof.data` times the waits for batches, or whoever drives the profile does."""
+    return is_driven or observed.was_given_iterable
 
 
 def _weakly(is_so: Callable[[int], bool]) -> Callable[[int], bool]:
