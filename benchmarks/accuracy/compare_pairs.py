@@ -146,8 +146,8 @@ def train(out: Path, name: str, variant: str, *, steps: int, device: str) -> Non
     dtype = torch.float64 if variant == "float64" else torch.float32
     sizes = SIZES["cuda" if device.startswith("cuda") else "cpu"]
     model = _model(torch, variant, sizes).to(device, dtype)
-    ways = {"fused": {"fused": True}, "loop": {"foreach": False}}
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, **ways.get(variant, {}))
+    fused, foreach = True if variant == "fused" else None, False if variant == "loop" else None
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=fused, foreach=foreach)
     loader = _loader(torch, variant, steps, sizes)
     keep: list[Any] = []
     with stepscope.profile(run=name, out=out) as prof:

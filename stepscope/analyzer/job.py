@@ -23,7 +23,11 @@ from stepscope.analyzer.collectives.clocks import Clocks, estimate_clocks
 from stepscope.analyzer.collectives.costs import arrivals_of_ranks, collective_table, cost_by_dimension, transfer_faults
 from stepscope.analyzer.collectives.host_calls import end_messages_together
 from stepscope.analyzer.collectives.normalization import on_job_clock, on_machines, with_common_steps
-from stepscope.analyzer.collectives.process_groups import with_only_mesh_dimension, with_process_groups
+from stepscope.analyzer.collectives.process_groups import (
+    with_dimension_of_wrapper,
+    with_only_mesh_dimension,
+    with_process_groups,
+)
 from stepscope.analyzer.headroom.changes import JobFacts
 from stepscope.analyzer.headroom.headrooms import with_headroom
 from stepscope.analyzer.headroom.step_model import Span
@@ -257,6 +261,7 @@ def _align(
     world_size = summaries.world_size_of(views)
     hosts = {rank: view.header.host_name for rank, view in views.items()}
     calls = with_process_groups({rank: view.calls for rank, view in views.items()}, world_size, hosts)
+    calls = {rank: with_dimension_of_wrapper(own) for rank, own in calls.items()}
     calls = {rank: with_only_mesh_dimension(own, mesh, world_size) for rank, own in calls.items()}
     matches = match_calls(calls)
     views = on_machines(views, calls, matches)

@@ -369,6 +369,8 @@ def _table(
 
 
 def _print_document(answers: Sequence[NodeAnswer], notices: Sequence[Notice]) -> None:
+    import msgspec
+
     from stepscope.workflow.nodes.answers import silent_agents
 
     nodes = [
@@ -376,7 +378,8 @@ def _print_document(answers: Sequence[NodeAnswer], notices: Sequence[Notice]) ->
         for one in answers
     ]
     warnings = [asdict(warning) for warning in (*silent_agents(answers), *notices)]
-    click.echo(json.dumps({"schema": _SCHEMA, "nodes": nodes, "warnings": warnings}))
+    document = {"schema": _SCHEMA, "nodes": nodes, "warnings": warnings}
+    click.echo(msgspec.json.encode(document))  # of 1,250 machines 50 MB
 
 
 def _show_live(watch: NodeWatch, interval: float, table: Callable[[], RenderableType]) -> None:

@@ -93,6 +93,22 @@ def test_the_role_to_list_pods(render: Render) -> None:
     assert spec["automountServiceAccountToken"] is True
 
 
+def test_the_role_for_a_nodes_condition(render: Render) -> None:
+    rendered = render("nodeCondition.report=dry_run")
+    plain = list(yaml.safe_load_all((_PLAIN / "node-condition.yaml").read_text()))
+    ours = {key: one for key, one in rendered.items() if key not in render()}
+    assert _comparable(list(ours.values())) == _comparable(plain)
+    assert rendered["DaemonSet", "stepscope-agent"]["spec"]["template"]["spec"]["automountServiceAccountToken"] is True
+    settings = tomllib.loads(rendered["ConfigMap", "stepscope-agent"]["data"]["agent.toml"])
+    assert settings["kubernetes"] == {"report": "dry_run"}
+    other = render("nodeCondition.report=on", "config.kubernetes.condition=GpuSick", release="gpu")
+    policy = other["ValidatingAdmissionPolicy", "gpu-stepscope-agent-own-node"]["spec"]
+    assert policy["validations"][1]["expression"].count('"GpuSick"') == 2
+    assert "system:serviceaccount:stepscope:gpu-stepscope-agent" in policy["matchConditions"][0]["expression"]
+    without = render("nodeCondition.report=on", "nodeCondition.admissionPolicy=false")
+    assert not [kind for kind, _ in without if kind.startswith("Validating")]
+
+
 def test_all_values_give_objects_that_kubectl_knows(render: Render, run: Run, tmp_path: Path) -> None:
     assert ("DaemonSet", "gpu-stepscope-agent") in render(release="gpu")
     values = {

@@ -98,14 +98,15 @@ def _because(
         return "; no single cause accounts for it"
     profiled_ms = sum(row.ms.change or 0.0 for row in causes)
     is_same = not _is_fair_part(profiled_ms - (step.change or 0.0), step)
-    where = ": " if is_same else f"; in profiled steps, which changed by {profiled_ms:+,.1f} ms: "
+    where = "" if is_same else f"; in profiled steps, which changed by {profiled_ms:+,.1f} ms"
     if not sure:
-        return f"{where if not is_same else '; '}likely {_list_causes(likely, on_cpu=on_cpu)}, but no single cause is certain"
+        begin = f"{where}: " if where else "; "
+        return f"{begin}likely {_list_causes(likely, on_cpu=on_cpu)}, but no single cause is certain"
     named = _losses_first(sure)[:MAX_CAUSES_SHOWN]
     rest = profiled_ms - sum(row.ms.change or 0.0 for row in named)
     is_worth = abs(rest) >= statistics.MIN_EFFECT * (step.a or 0.0)
     others = f", other causes together {rest:+,.1f} ms" if is_worth else ""
-    return f"{where}{_list_causes(sure, on_cpu=on_cpu)}{others}"
+    return f"{where}: {_list_causes(sure, on_cpu=on_cpu)}{others}"
 
 
 def _evidence_notice(

@@ -1,6 +1,6 @@
 """A strict stand-in for the Kubernetes API: nodes/status and events over HTTPS, with RBAC of the shipped manifest.
 
-What it checks is what kube-apiserver 1.36 was seen to check, see `test_real_api`.
+It is as strict as kube-apiserver 1.36 was seen to be (`test_real_api`), and stricter with names of events.
 """
 
 from __future__ import annotations
@@ -136,11 +136,10 @@ class NodeServer:
 
     def _create(self, event: dict[str, Any], namespace: str, *, is_kept: bool) -> dict[str, Any]:
         name = event["metadata"]["name"]
-        if (
-            event["metadata"]["namespace"] != namespace
-            or event["involvedObject"].get("namespace", "default") != namespace
-        ):
+        if event["metadata"]["namespace"] != namespace:
             raise _RefusalError(400, "BadRequest", "the namespace of the object does not match")
+        if event["involvedObject"].get("namespace", "default") != namespace:
+            raise _RefusalError(422, "Invalid", "involvedObject.namespace: does not match event.namespace")
         if not _SUBDOMAIN.fullmatch(name) or len(name) > 253:
             raise _RefusalError(422, "Invalid", f"metadata.name: {name}")
         if len(event["message"].encode()) > 1024 or event["type"] not in ("Normal", "Warning"):

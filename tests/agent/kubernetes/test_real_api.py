@@ -133,7 +133,9 @@ def test_condition_and_events_appear_and_end(cluster: Cluster) -> None:
         found = json.loads(cluster.kubectl("get", "node", _NODE, "-o", "json"))
         conditions = {one["type"]: one for one in found["status"].get("conditions", [])}
         assert ("StepscopeGpuUnhealthy" in conditions) == (each is node)
-        events = json.loads(cluster.kubectl("get", "events", "-n", "default", "-o", "json"))["items"]
+        events = json.loads(
+            cluster.kubectl("get", "events", "-n", "default", "-o", "json", "--field-selector=involvedObject.kind=Node")
+        )["items"]
         assert len(events) == (2 if each is node else 0)
     condition = conditions["StepscopeGpuUnhealthy"]
     assert (condition["status"], condition["reason"]) == ("True", "GpuLost")
@@ -148,7 +150,9 @@ def test_condition_and_events_appear_and_end(cluster: Cluster) -> None:
     (after,) = [one for one in found["status"]["conditions"] if one["type"] == "StepscopeGpuUnhealthy"]
     assert after["status"] == "False"
     assert after["lastTransitionTime"] > condition["lastTransitionTime"]
-    events = json.loads(cluster.kubectl("get", "events", "-n", "default", "-o", "json"))["items"]
+    events = json.loads(
+        cluster.kubectl("get", "events", "-n", "default", "-o", "json", "--field-selector=involvedObject.kind=Node")
+    )["items"]
     assert sorted(one["reason"] for one in events) == ["GpuLost", "GpuLostEnded", "Xid79", "Xid79Ended"]
 
 
@@ -191,8 +195,9 @@ def test_refusals_are_those_that_the_stand_in_gives(cluster: Cluster) -> None:
     )
     api.create_event(document)
     api.create_event(document)  # it is there already
-    document["metadata"]["name"] = "Not_A_Name"
-    with pytest.raises(NodeApiError, match="HTTP 422") as invalid:
+    document["metadata"]["name"] += "0"
+    document["involvedObject"]["namespace"] = "stepscope"
+    with pytest.raises(NodeApiError, match=r"HTTP 422: .*does not match event\.namespace") as invalid:
         api.create_event(document)
     assert invalid.value.is_final
     (cluster.folder / "agent-node-7/token").write_text("nobody")

@@ -37,7 +37,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if .Values.token.secretName -}}
 {{- $_ := set $web "token_file" "/etc/stepscope-token/token" -}}
 {{- end -}}
-{{- $sections := mergeOverwrite (dict "web" $web) (deepCopy .Values.config) -}}
+{{- $decided := dict "web" $web -}}
+{{- if ne .Values.nodeCondition.report "off" -}}
+{{- $_ := set $decided "kubernetes" (dict "report" .Values.nodeCondition.report) -}}
+{{- end -}}
+{{- $sections := mergeOverwrite $decided (deepCopy .Values.config) -}}
 {{- range $section := keys $sections | sortAlpha }}
 [{{ $section }}]
 {{- range $key, $value := index $sections $section }}
