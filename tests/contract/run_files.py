@@ -31,6 +31,7 @@ def run_files() -> dict[str, dict[str, str]]:
             "trace of the second attempt": str(trace_path(7, 3, 2)),
             "light capture": str(trace_path(7, 3, is_light=True)),
             "steps": str(RankFile.STEPS.path(3)),
+            "counters": str(RankFile.COUNTERS.path(3)),
             "flight recorder": str(RankFile.FLIGHT_RECORDER.path(3)),
             "flight recorder while a step lasts long": str(RankFile.LIVE_RECORD.path(3)),
             "state while a step lasts long": str(RankFile.LIVE_STATE.path(3)),

@@ -22,7 +22,7 @@ from stepscope.analyzer.job_time.recorded_losses import recorded_losses, weighte
 from stepscope.analyzer.job_time.steps import Flags, Floats, HostLoss
 from stepscope.analyzer.job_time.training_time import TrainingTime
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, CAUSE_ORDER
-from stepscope.analyzer.what_if.light_replay import Removal
+from stepscope.analyzer.what_if.planned_calls import Removal
 from stepscope.core.documents.analysis import OVERLAPPING
 from stepscope.core.text.trace_quality import NOTABLE_DISTORTION
 from stepscope.core.vocabulary import Cause, Reason
@@ -153,6 +153,9 @@ def job_losses(
         for loss in recorded_losses(training, weight, floor_ms)
         if not (is_uneven and loss.recorded is HostLoss.LATENESS)
     ]
+    if late_cause in HOST_CAUSES and light is not None and light.is_sound:  # which tells what the step gains
+        recorded = [loss for loss in recorded if loss.recorded is not HostLoss.LATENESS]
+        late_cause = None
     excess = np.where(training.slow.is_slow, training.losses.rest_ms - training.slow.ordinary_ms, 0.0)
     slow_ms = weighted_mean(np.maximum(excess, 0.0), weight)
     held_up_ms = sum(loss.ms if loss.most_ms is None or floor_ms is None else loss.most_ms for loss in recorded)
@@ -438,27 +441,40 @@ def _replayed_idle(
     training: TrainingTime, of: dict[Cause, float], idle_ms: float, rest_ms: float, light: CalibratedSteps
 ) -> list[Loss]:
     """The idle time of an unprofiled step by cause, as the calibrated replay saves it without each."""
-    blocked_ms = min(light.saved(Removal.BLOCKING_CALLS) * rest_ms, idle_ms)
+    ranks = training.steps.ranks
+    late_ranks = [] if light.late_host is None else [ranks[light.late_host]]
+    uneven_ms = light.saved(Removal.UNEVEN_HOST) * rest_ms if late_ranks else 0.0
+    free_ms = light.saved(Removal.BLOCKING_CALLS) * rest_ms  # more than idle time, where copies and kernels go as well
+    blocked_ms = min(free_ms, idle_ms)
     late_ms = min(max(light.saved(Removal.HOST_TIME) * rest_ms - blocked_ms, 0.0), idle_ms - blocked_ms)
     left_ms = idle_ms - blocked_ms - late_ms
     gap_ms = min(left_ms, of.get(Cause.DEVICE_GAP, 0.0))  # recording makes gaps longer, never shorter
-    late = Loss(Cause.HOST_BOUND, late_ms, basis=REPLAY, error=light.error)
+    uneven_ms = min(uneven_ms, late_ms)
+    uneven = Loss(Cause.HOST_BOUND, uneven_ms, ranks=late_ranks, basis=REPLAY, error=light.error)
+    all_ranks = list(ranks) if len(ranks) > 1 else []
+    late = Loss(Cause.HOST_BOUND, late_ms - uneven_ms, ranks=all_ranks, basis=REPLAY, error=light.error)
     allocated_ms = min(light.saved(Removal.ALLOCATIONS) * rest_ms, late_ms)
     if allocated_ms >= MOSTLY_ALLOCATED * late_ms > 0:
         error = light.error_without(Removal.ALLOCATIONS)
-        late = replace(late, reasons=[Reason.ALLOCATOR], kept_ms=late_ms - allocated_ms, error=error)
+        late = replace(late, reasons=[Reason.ALLOCATOR], ms=late_ms, kept_ms=late_ms - allocated_ms, error=error)
+        uneven = replace(uneven, ms=0.0)
     free, bound = light.without[Removal.BLOCKING_CALLS], light.without[Removal.NOTHING]
     queued_ms = free.queued_ms - bound.queued_ms
-    hidden = hidden_ms(training, _HOST_STOPS, queued_ms, free.step_ms - free.host_ms) if blocked_ms > 0 else 0.0
+    hidden = 0.0
+    if blocked_ms > 0:  # of late batches the middle of its bounds: nobody knows how soon the loader has the next ones
+        growth_ms = free.step_ms - free.host_ms
+        stops = [_HOST_STOPS, [HostLoss.COLLECTION, HostLoss.COMPILATION]]
+        hidden = float(np.mean([hidden_ms(training, of, queued_ms, growth_ms) for of in stops]))
     return [
         Loss(
             Cause.SYNCHRONIZATION,
             blocked_ms,
             basis=REPLAY,
             error=light.error_without(Removal.BLOCKING_CALLS),
-            alone_ms=blocked_ms + hidden,
+            alone_ms=free_ms + hidden,
         ),
         late,
+        uneven,
         Loss(Cause.DEVICE_GAP, gap_ms, basis=BOUND),
         Loss(Cause.UNEXPLAINED, left_ms - gap_ms, basis=BOUND),
     ]
