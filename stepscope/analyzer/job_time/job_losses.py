@@ -458,6 +458,7 @@ def _replayed_idle(
         error = light.error_without(Removal.ALLOCATIONS)
         late = replace(late, reasons=[Reason.ALLOCATOR], ms=late_ms, kept_ms=late_ms - allocated_ms, error=error)
         uneven = replace(uneven, ms=0.0)
+    late = _with_hidden(training, late, rest_ms, light)
     free, bound = light.without[Removal.BLOCKING_CALLS], light.without[Removal.NOTHING]
     queued_ms = free.queued_ms - bound.queued_ms
     hidden = 0.0
@@ -490,6 +491,8 @@ def _with_hidden(training: TrainingTime, loss: Loss, rest_ms: float, light: Cali
         return loss
     queued_ms = light.without[Removal.HOST_TIME].queued_ms
     hidden = hidden_ms(training, [*_HOST_STOPS, HostLoss.CHECKPOINT], queued_ms, light.floor_ms)
+    if hidden <= 0:
+        return loss
     least_ms, most_ms = (loss.ms if bound is None else bound for bound in (loss.least_ms, loss.most_ms))
     return replace(loss, alone_ms=loss.ms + hidden / 2, least_ms=least_ms, most_ms=most_ms + hidden)
 

@@ -122,7 +122,7 @@ class LightCapture:
         if not len(launched.position):
             raise ValueError("no kernel was launched in the steps of the light capture")
         self.works = _works(trace, activities, launched)
-        self.calls, self.usual_ns = _calls(trace, activities, rows, launched, step_ends_ns[0])
+        self.calls, self.usual_ns = _calls(trace, activities, rows, launched, (step_ends_ns[0], step_ends_ns[-1]))
         names = (trace.names[trace.name[row]] for row in activities.row[launched.position].tolist())
         self.collectives = [
             (place, name) for place, (work, name) in enumerate(zip(self.works, names, strict=True)) if work.communicates
@@ -288,9 +288,12 @@ def _aside(trace: TraceColumns, rows: Rows) -> IntColumn:
 
 
 def _calls(
-    trace: TraceColumns, activities: Activities, rows: Rows, launched: _Launched, begin_ns: int
+    trace: TraceColumns, activities: Activities, rows: Rows, launched: _Launched, window: tuple[int, int]
 ) -> tuple[list[LaunchingCall], int]:
-    """The calls with their own time: what they waited for the GPU, or for room in the launch queue, is left out."""
+    """The calls with their own time: what they waited for the GPU, or for room in the launch queue, is left out.
+
+    The host time from the last of them to the end of the window is a call that does nothing.
+    """
     first, position = launched.first, launched.position
     awaited = _awaited(trace, activities, rows, launched)
     kinds = _kinds(trace, activities, rows, launched, awaited)
@@ -301,7 +304,7 @@ def _calls(
     begun_ns: list[int] = []
     latest_ns = 0  # when all work so far has ended
     calls = []
-    returned, returned_before = begin_ns, begin_ns
+    returned = returned_before = window[0]
     columns = (starts, ends, kinds, first[:-1], first[1:], _aside(trace, rows))
     of_calls = zip(*(column.tolist() for column in columns), awaited, strict=True)
     for start, end, kind, place, stop, aside, awaits in of_calls:
@@ -324,4 +327,6 @@ def _calls(
         calls.append(LaunchingCall(Kind(kind), before, own, range(place, stop), awaits, aside))
         if not aside:
             returned_before, returned = returned, max(returned, end)
+    nothing = range(len(position), len(position))
+    calls.append(LaunchingCall(Kind.PLAIN, max(window[1] - returned, 0), 0, nothing, (), 0))
     return calls, usual_ns

@@ -104,7 +104,7 @@ def test_a_rank_whose_kernels_are_slow_stays_slow(slow_gpu: int) -> None:
     assert light_captures(*captured).replayed_ms(0.0) == pytest.approx(bare, rel=0.02)
 
 
-@pytest.mark.parametrize("place", [0, 20, 35])
+@pytest.mark.parametrize("place", [0, 20, 35, len(_PLAIN_RANK)])
 @pytest.mark.parametrize("cost_us", [0.0, 6.0])
 def test_what_one_host_does_longer_is_gone_where_hosts_are_even(place: int, cost_us: float) -> None:
     late = [*_PLAIN_RANK[:place], Op(900, "no call"), *_PLAIN_RANK[place:]]
@@ -123,6 +123,12 @@ def test_waits_that_one_rank_has_alone_are_counted() -> None:
 def test_hosts_that_do_the_same_are_even() -> None:
     replay = light_captures(*simulated_ranks([_PLAIN_RANK, _PLAIN_RANK], (4.0, 4.0)))
     assert replay.replayed_ms(4e3, Removal.UNEVEN_HOST) == pytest.approx(replay.replayed_ms(4e3), rel=0.001)
+
+
+def test_host_time_after_the_last_call_of_a_step_counts_in_the_last_step_too() -> None:
+    ops = [*HOST_BOUND, Op(2_000, "no call")]
+    replay = light_capture(ops, 0.0)
+    assert replay.replayed_ms(0.0) == pytest.approx(unprofiled_ms(ops), rel=0.01)
 
 
 def test_ranks_that_launch_other_collectives_are_not_replayed_together() -> None:
