@@ -39,20 +39,21 @@ def work_of(view: RankView) -> RankWork:
 
 
 MOSTLY_OTHER_SHAPES = 0.5
-"""Least share of a rank's time in calls with shapes that none of its peers has, for it to work on larger batches: extra
-operators beside the same ones stay below it unless they double the rank's compute."""
+"""Least share of each peer's time in calls with shapes that a rank has not, for it to work on larger batches in their
+place: operators of its own beside the same ones leave the peers' calls as they are."""
 
 
 def flops_above_peers(late: RankWork, peers: Sequence[RankWork]) -> float | None:
     """FLOPs of a rank with larger batches / its peers' median; None where it has none, or that is unknown."""
     flops = [peer.flops for peer in peers if peer.flops]
-    total = sum(late.call_ms.values())
-    if not late.flops or not flops or len(flops) < len(peers) or total <= 0:
+    if not late.flops or not flops or len(flops) < len(peers) or not late.call_ms:
         return None
-    known = {call for peer in peers for call in peer.call_ms}
-    other = sum(own for call, own in late.call_ms.items() if call not in known)
+    for peer in peers:
+        other = sum(own for call, own in peer.call_ms.items() if call not in late.call_ms)
+        if not peer.call_ms or other < MOSTLY_OTHER_SHAPES * sum(peer.call_ms.values()):
+            return None
     ratio = late.flops / median(flops)
-    return ratio if ratio >= SLOWER_THRESHOLD and other >= MOSTLY_OTHER_SHAPES * total else None
+    return ratio if ratio >= SLOWER_THRESHOLD else None
 
 
 MOSTLY_MORE_WORK = 0.5
