@@ -1,6 +1,6 @@
 """Series and memory of a Prometheus that scrapes many nodes with the rules of deploy/prometheus.
 
-    python -m benchmarks.agent.prometheus_nodes [--nodes 125] [--gpus 8] [--metrics default] [--minutes 3] [--out FILE.json]
+    python -m benchmarks.agent.prometheus_nodes [--nodes 125] [--gpus 8] [--metrics default] [--minutes 3] [--out FILE]
 
 The page of a real agent on the fake driver of the tests is recorded once. A server gives it to Prometheus once for each
 node, with the GPUs' UUIDs of that node; a file of targets has labels for cluster, rack and instance. After some minutes

@@ -30,7 +30,7 @@ def heartbeat(monkeypatch: pytest.MonkeyPatch) -> HeartbeatSource:
 
 
 def test_hello_says_who_this_is(heartbeat: HeartbeatSource) -> None:
-    expected = Hello("r", "/runs/r", 3, 1, 8, os.getpid(), "node", 5_000_000_000, {"dp": 8})
+    expected = Hello("r", "/runs/r", 3, 1, 8, os.getpid(), "node", 5_000_000_000, {"dp": 8}, wants=("counters",))
     assert decode_message(heartbeat.hello()) == expected
     heartbeat.gpu_uuid = _UUID
     assert isinstance(hello := decode_message(heartbeat.hello()), Hello)

@@ -6,6 +6,7 @@ traces/step{k}/rank{r}.json.gz one folder per capture, k = first captured step; 
 views/step{k}/rank{r}.view     the per-rank half of an analysis of that trace; rank0.light.view: the replay of the
                                light captures of all ranks
 steps/rank{r}.jsonl            one line per step, appended whole; created empty at the start
+metrics/rank{r}.jsonl          counters of the rank's own GPUs and host, one line per message of the node's agent
 truth/rank{r}.jsonl            only with simulated compute: one line per step by the process's own clock
 flight/rank{r}                 flight recorder of a rank that failed, or whose step did not end
 flight/rank{r}.stuck.json      state of that rank; rank{r}.stacks.txt has the stacks of its threads
@@ -36,6 +37,7 @@ LIGHT_FOLDER = "light"
 """Light captures, of the GPU's activities and runtime calls alone: folders and files as in traces/."""
 VIEWS_FOLDER = "views"
 STEPS_FOLDER = "steps"
+METRICS_FOLDER = "metrics"
 TRUTH_FOLDER = "truth"
 FLIGHT_FOLDER = "flight"
 LIVE_FOLDER = "live"
@@ -68,6 +70,7 @@ class RankFile(StrEnum):
     """Layout of a run directory: a file of each rank, as a pattern of its path."""
 
     STEPS = f"{STEPS_FOLDER}/rank{{rank}}.jsonl"
+    COUNTERS = f"{METRICS_FOLDER}/rank{{rank}}.jsonl"
     FLIGHT_RECORDER = f"{FLIGHT_FOLDER}/rank{{rank}}"  # NCCL appends the rank to a prefix, hence no suffix
     STUCK_REPORT = f"{FLIGHT_FOLDER}/rank{{rank}}.stuck.json"
     STACKS = f"{FLIGHT_FOLDER}/rank{{rank}}.stacks.txt"
