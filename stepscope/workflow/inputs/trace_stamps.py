@@ -12,9 +12,8 @@ import hashlib
 import os
 import stat
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
-
-import msgspec
 
 from stepscope.workflow.inputs.archives import split_address
 from stepscope.workflow.inputs.object_stores import store_errors
@@ -26,7 +25,8 @@ _STORE_KEYS = ("ETag", "etag", "md5Hash", "content_md5", "generation", "LastModi
 """What the stores' drivers call their own stamps; the first that a file has counts."""
 
 
-class TraceStamp(msgspec.Struct, frozen=True, omit_defaults=True):
+@dataclass(frozen=True, slots=True)
+class TraceStamp:
     """Stamp of a trace file.
 
     Attributes:
@@ -45,7 +45,7 @@ class TraceStamp(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def with_digest(self, digest: str) -> TraceStamp:
         """The stamp with that of the content."""
-        return msgspec.structs.replace(self, digest=digest)
+        return replace(self, digest=digest)
 
     def is_of_state(self, now: TraceStamp) -> bool:
         """Whether a file in the state `now` has not been written since, by its size, times and inode alone."""

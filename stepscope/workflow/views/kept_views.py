@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from stepscope.analyzer.collectives.openings import Beginning
@@ -193,7 +192,7 @@ def _are_options(header: ViewHeader, task: FileTask) -> bool:
     own = _options(task, tells_rank=header.options.rank is None)
     is_nameless = header.options.rank is not None and task.rank is None
     if is_nameless:
-        own = msgspec.structs.replace(own, rank=header.options.rank, rank_source=header.options.rank_source)
+        own = replace(own, rank=header.options.rank, rank_source=header.options.rank_source)
     return own == header.options
 
 

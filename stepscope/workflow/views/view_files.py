@@ -69,7 +69,7 @@ def read_file(path: Path, owners: frozenset[int] = frozenset()) -> bytes | None:
         owners: users whose files are read beside this user's and root's; empty for anybody's.
 
     Raises:
-        UnusableViewError: it cannot be read, is no regular file, is too large, or is another user's.
+        UnusableViewError: it cannot be read, is not a regular file, is too large, or is another user's.
     """
     try:
         number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -91,7 +91,7 @@ def read_file(path: Path, owners: frozenset[int] = frozenset()) -> bytes | None:
 
 def _check_state(state: os.stat_result, path: Path, owners: frozenset[int]) -> None:
     if not stat.S_ISREG(state.st_mode):
-        raise UnusableViewError("is no regular file", where=str(path))
+        raise UnusableViewError("is not a regular file", where=str(path))
     if owners and state.st_uid not in owners | {os.geteuid(), 0}:
         raise UnusableViewError("belongs to another user than the trace", where=str(path))
     if state.st_size > MAX_FILE_BYTES:

@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import struct
 from collections.abc import Hashable
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache
 from pathlib import Path
@@ -45,7 +46,8 @@ Array = npt.NDArray[Any]
 Body = TypeVar("Body")
 
 
-class ViewOptions(msgspec.Struct, frozen=True, omit_defaults=True):
+@dataclass(frozen=True, slots=True)
+class ViewOptions:
     """With what a view was made: views of other options are others.
 
     Attributes:
@@ -64,7 +66,8 @@ class ViewOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     inputs: str = ""
 
 
-class ViewHeader(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewHeader:
     """Header of a view's file.
 
     Attributes:
@@ -77,7 +80,6 @@ class ViewHeader(msgspec.Struct, frozen=True, kw_only=True):
         own_ms, communication_ms: time a step that the rank spent itself, and in communication, for choosing traces.
     """
 
-    schema: str
     layout: str
     maker: str
     version: str
@@ -88,6 +90,7 @@ class ViewHeader(msgspec.Struct, frozen=True, kw_only=True):
     replaces_trace: bool = False
     own_ms: float | None = None
     communication_ms: float | None = None
+    schema: str = VIEW_SCHEMA
 
 
 class UnusableViewError(DataError):
@@ -132,7 +135,6 @@ class ViewFormat(Generic[Body]):
         if len(content) > MAX_BODY_BYTES:
             raise UnusableViewError("is too large to be kept", what_next="leave it out")
         header = ViewHeader(
-            schema=VIEW_SCHEMA,
             layout=self.layout,
             maker=maker(),
             version=stepscope.__version__,
@@ -196,7 +198,7 @@ def with_header(content: bytes, **changes: Any) -> bytes:
         UnusableViewError: as `split`.
     """
     header, packed = split(content, where="a view")
-    return _joined(msgspec.structs.replace(header, **changes), packed)
+    return _joined(replace(header, **changes), packed)
 
 
 def _joined(header: ViewHeader, packed: bytes) -> bytes:
@@ -239,7 +241,7 @@ def _encode_array(value: object) -> object:
         return msgspec.msgpack.Ext(_ARRAY, msgspec.msgpack.encode(packed))
     if isinstance(value, np.bool_ | np.integer | np.floating):
         return value.item()
-    raise TypeError(f"{type(value).__name__} is no data of a view")
+    raise TypeError(f"{type(value).__name__} is not part of a view")
 
 
 def _smallest(values: Array) -> tuple[Array, int | None]:
@@ -271,7 +273,7 @@ def _extension(code: int, content: memoryview) -> Array:
             raise ValueError("an array of another type than it says")
         return stored.astype(dtype).reshape(packed.shape)
     if stored.dtype.kind != "i" or dtype.kind != "i":
-        raise ValueError("differences of what are no integers")
+        raise ValueError("differences of other than integers")
     values = np.concatenate((np.array([packed.first], np.int64), stored.astype(np.int64)))
     return np.cumsum(values).astype(dtype).reshape(packed.shape)
 

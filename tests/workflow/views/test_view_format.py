@@ -175,7 +175,7 @@ def test_a_newer_schema_a_pickle_and_a_bomb_are_refused(kept: KeptViews) -> None
     with pytest.raises(UnusableViewError, match="another length"):
         VIEWS.decode(header, packed, where="here")
     with pytest.raises(UnusableViewError, match="keeps other data"):
-        VIEWS.decode(msgspec.structs.replace(header, layout="0"), packed, where="here")
+        VIEWS.decode(replace(header, layout="0"), packed, where="here")
 
 
 def test_parts_that_do_not_fit_together_are_refused(kept: KeptViews) -> None:
@@ -204,5 +204,6 @@ def test_the_header_is_json_that_other_tools_can_read(kept: KeptViews) -> None:
     header = json.loads(content[len(MAGIC) + 4 :][:length])
     assert header["schema"] == "stepscope.view/1"
     assert header["traces"][0] == [
-        "rank0.json", {"num_bytes": 1, "modified_ns": 2, "changed_ns": 3, "inode": 4, "digest": "5"}
-    ]  # fmt: skip
+        "rank0.json",
+        {"num_bytes": 1, "modified_ns": 2, "changed_ns": 3, "inode": 4, "digest": "5", "of_store": ""},
+    ]
