@@ -116,7 +116,7 @@ def test_bug_nvgpu_8_a_lost_gpu_says_so_and_comes_back(machine: FakeNvml) -> Non
         machine.set(1, lost=1)
         machine.write()
         lost = until(probes, lambda s: reasons(s)[1] is MissingReason.GONE)
-        assert "Xid 79" in lost.targets[1].detail
+        assert "XID 79" in lost.targets[1].detail
         assert watt(lost, 1) is None
         assert watt(lost, 2) == 100.002
         machine.set(1, lost=None)
