@@ -293,7 +293,7 @@ _DETAILED = Fault(
     "TORCH_DISTRIBUTED_DEBUG",
     environment=DETAIL,
 )
-_FEW = Fault("few", ("pipeline_bubble",), ("few_micro_batches",), "more micro-batches", "micro.?batch")
+_FEW = Fault("few", ("pipeline_bubble",), ("few_micro_batches",), "more micro-batches", "micro.?batch", is_whole=False)
 
 LAYOUT_JOBS: dict[str, Job] = {
     job.name: job

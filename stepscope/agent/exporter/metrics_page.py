@@ -183,7 +183,7 @@ def _newest(readings: Sequence[Reading]) -> dict[tuple[str, str], int]:
     """Time of the newest value that was sampled from each GPU."""
     whole = [one for one in readings if len(one.labels) <= _NUM_LABELS_OF_GPU and one.metric in SAMPLED]
     newest = _newest_of(whole)
-    gpus = {_gpu_of(one.labels) for one in readings if one.metric == _UP}
+    gpus = {_gpu_of(one.labels) for one in readings if one.metric in _FACTS}
     if gpus <= newest.keys():
         return newest
     return _newest_of([one for one in readings if one.metric in SAMPLED])  # one with values of its instances alone

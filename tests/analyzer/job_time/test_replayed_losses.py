@@ -28,6 +28,7 @@ def _losses(
     num_ranks: int = 1,
     late_ms: float = 0.0,
     num_waits: float = 0.0,
+    evened_ms: float | None = None,
 ) -> JobLosses:
     """Of a job of 50 ms a step, captured in three of 80 ms, whose last rank ends later."""
     lengths = [_STEP_MS] * 20 + [80.0] * 3 + [_STEP_MS] * 10
@@ -39,7 +40,7 @@ def _losses(
     causes = np.zeros((3, len(CAUSE_ORDER)))
     for cause, own_ms in captured_ms.items():
         causes[:, CAUSE_CODE[cause]] = own_ms
-    capture = CapturedSteps([20, 21, 22], causes.sum(axis=1), causes, 20.0, 0.0, 0, None)
+    capture = CapturedSteps([20, 21, 22], causes.sum(axis=1), causes, 20.0, 0.0, 0, None, evened_ms=evened_ms)
     without = {removal: ReplayedSteps(without_ms.get(removal, _STEP_MS), 10.0, 0.0) for removal in Removal}
     last = without[Removal.UNEVEN_HOST]._replace(evened=num_ranks - 1, num_waits=num_waits)
     without[Removal.UNEVEN_HOST] = last
@@ -49,6 +50,30 @@ def _losses(
 
 def _of(losses: JobLosses, cause: Cause) -> Loss:
     return next((loss for loss in losses.losses if loss.cause is cause), Loss(cause, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("waited_ms", "gain_ms"),
+    [
+        (6.0, 10.0),  # the mean wait of all ranks, of which the late one has none
+        (25.0, 10.0),  # also for a host that recording slows
+        (3.0, 3.0),  # they wait for something else meanwhile
+    ],
+)
+def test_uneven_work_gains_what_the_kernels_say(waited_ms: float, gain_ms: float) -> None:
+    losses = _losses({Cause.MEMORY_BOUND: 30.0, Cause.IMBALANCE: waited_ms}, {}, num_ranks=2, evened_ms=10.0)
+    uneven = _of(losses, Cause.IMBALANCE)
+    assert uneven.basis == REPLAY
+    assert uneven.gain_ms == pytest.approx(gain_ms, abs=0.1)
+    assert uneven.ms <= 10.1
+    assert sum(losses.breakdown().values()) == pytest.approx(1.0)
+    assert losses.shared_share == 0.0
+
+
+def test_gaps_are_no_longer_than_the_captured_ones() -> None:
+    losses = _losses({Cause.MEMORY_BOUND: 30.0, Cause.DEVICE_GAP: 4.0}, {})
+    assert _of(losses, Cause.DEVICE_GAP).ms == pytest.approx(4.0)
+    assert losses.breakdown()["unexplained"] == pytest.approx(0.32)
 
 
 def test_a_delay_that_is_mostly_the_allocators_gains_what_goes_without_allocations() -> None:
