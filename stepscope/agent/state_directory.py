@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import fcntl
 import logging
 import os
-import secrets
 import socket
 import stat
 import tempfile
@@ -168,7 +168,7 @@ def _create_token(file: Path) -> None:
     descriptor, beside = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")  # readable only for its user
     try:
         with open(descriptor, "w") as opened:
-            opened.write(secrets.token_urlsafe(32) + "\n")
+            opened.write(base64.urlsafe_b64encode(os.urandom(33)).decode() + "\n")
         try:
             os.link(beside, file)
         except FileExistsError:

@@ -6,8 +6,8 @@ The node's document is made of what the sources reported last; `/sd` is Promethe
 from __future__ import annotations
 
 import json
+import os
 import re
-import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -305,7 +305,7 @@ def capture_routes(coordinator: AgentCaptureCoordinator) -> tuple[Route, ...]:
         try:
             document = json.loads(request.body)
             if isinstance(document, dict):
-                document.setdefault("id", f"c-{secrets.token_hex(6)}")
+                document.setdefault("id", f"c-{os.urandom(6).hex()}")
             order = read_order(document)
         except FieldError as error:
             raise CaptureRefusedError(HTTPStatus.BAD_REQUEST, str(error)) from None
