@@ -8,7 +8,6 @@ import logging
 import os
 import socket
 import stat
-import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -165,6 +164,8 @@ def _create_token(file: Path) -> None:
     """Create the file complete or not at all: a token cut short by a full disk would stay invalid for ever."""
     if file.exists():
         return
+    import tempfile
+
     descriptor, beside = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")  # readable only for its user
     try:
         with open(descriptor, "w") as opened:
