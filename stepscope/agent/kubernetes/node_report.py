@@ -1,4 +1,4 @@
-"""What Kubernetes is told of a node: its condition by the health of its GPUs, when it changes, and events.
+"""Report of a node to Kubernetes: its condition by the health of its GPUs, when it changes, and events.
 
 Pure: no I/O, time is an argument. The condition is that of a problem, as node-problem-detector has them: True is sick.
 """

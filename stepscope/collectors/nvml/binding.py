@@ -40,9 +40,7 @@ _REASON_OF_CODE: dict[int, NoValue] = {
         MissingReason.NOT_INSTALLED, "libnvidia-ml.so.1 is not here: no NVIDIA driver is installed"
     ),
     FUNCTION_NOT_FOUND: NoValue(MissingReason.NOT_SUPPORTED, "the driver is too old for it"),
-    GPU_IS_LOST: NoValue(
-        MissingReason.GONE, "the GPU is lost: it fell off the bus (Xid 79); drain the node and reboot"
-    ),
+    GPU_IS_LOST: NoValue(MissingReason.GONE, "the GPU is lost: it fell off the bus (XID 79)"),
     RESET_REQUIRED: NoValue(MissingReason.FAILED, "the GPU needs a reset: nvidia-smi --gpu-reset"),
     LIB_RM_VERSION_MISMATCH: NoValue(
         MissingReason.VERSION_MISMATCH,
