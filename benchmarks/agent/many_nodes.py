@@ -1,11 +1,12 @@
 """Time of `stepscope status` and `top` over many agents, beside plain requests to the same agents.
 
-    python -m benchmarks.agent.many_nodes [--count 1250] [--hanging 20] [--garbage 14] [--rounds 5] [--old]
+    python -m benchmarks.agent.many_nodes [--count 1250] [--hanging 20] [--garbage 14] [--rounds 5] [--old] [--urgent]
 
 The agents are those of `simulated_agents`, served by one process. In each round every command runs once, and so does
 the client alone: all requests without any parsing, and `curl --parallel` where it is installed. The ratio of a command
-to the client's time says what reading and judging the answers costs, whatever else this machine does. The share of the
-time limit, which silent agents take in any case, is part of both. Wall and CPU seconds are medians.
+to the client's time says what reading and judging the answers costs, whatever else this machine does. The time limit,
+which silent agents take in any case, is part of both. Wall and CPU seconds are medians. With `--urgent` (needs root)
+agents and commands get priority over all other processes, as if the machine were idle.
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--old", action="store_true", help="the agents know no views of their document")
     parser.add_argument("--document", type=Path, help="a recorded document of a node; else one is recorded")
+    parser.add_argument("--urgent", action="store_true", help="before all other processes, as if the machine were idle")
     options = parser.parse_args()
     fleet = Fleet(options.count, options.hanging, options.garbage)
     with tempfile.TemporaryDirectory() as name:
@@ -91,7 +93,9 @@ def main() -> None:
         agents.write_text("".join(f"{fleet.address(index)}\n" for index in range(fleet.count)))
         commands = _commands(agents)
         costs: dict[str, list[Cost]] = {one: [] for one in commands}
-        with simulated_agents(fleet, document, is_old=options.old):
+        with simulated_agents(fleet, document, is_old=options.old) as served:
+            for pid in (0, served) if options.urgent else ():
+                os.sched_setscheduler(pid, os.SCHED_RR, os.sched_param(1))
             for _ in range(options.rounds):
                 for one, command in commands.items():
                     costs[one].append(measure(command))

@@ -26,6 +26,7 @@ class Knob(NamedTuple):
         new: its new value where nobody knows a better one.
         present: its value now, by the settings of a run; None where unknown.
         switch: argument of the trainer that says "no" where the trainer has no part in it.
+        done: present values with which nothing is left to set; empty where settings cannot vouch for that.
     """
 
     torch: str
@@ -37,6 +38,7 @@ class Knob(NamedTuple):
     deepspeed: str = ""
     megatron: str = ""
     switch: str = ""
+    done: tuple[Value, ...] = ()
 
     def of_library(self, library: str) -> str:
         """The option of a trainer; empty where it has none of its own."""
@@ -101,12 +103,14 @@ KNOBS: dict[str, Knob] = {
         "True",
         _loader("pin_memory"),
         transformers="TrainingArguments(dataloader_pin_memory={new})",
+        done=(True,),
     ),
     "persistent_workers": Knob(
         "persistent_workers={new}",
         "True",
         _loader("persistent_workers"),
         transformers="TrainingArguments(dataloader_persistent_workers={new})",
+        done=(True,),
     ),
     "batch_size": Knob(
         "batch_size={new}",
@@ -120,9 +124,12 @@ KNOBS: dict[str, Knob] = {
         'torch.set_float32_matmul_precision("high")',
         present=lambda settings: settings.float32_matmul_precision,
         transformers="TrainingArguments(tf32=True)",
+        done=("high", "medium"),
     ),
     "tf32_convolutions": Knob(
-        "torch.backends.cudnn.allow_tf32 = True", present=lambda settings: settings.cudnn_allow_tf32
+        "torch.backends.cudnn.allow_tf32 = True",
+        present=lambda settings: settings.cudnn_allow_tf32,
+        done=(True,),
     ),
     "bf16": Knob(
         'torch.autocast("cuda", dtype=torch.bfloat16)',
@@ -132,6 +139,7 @@ KNOBS: dict[str, Knob] = {
         accelerate='Accelerator(mixed_precision="bf16")',
         deepspeed='"bf16": {{"enabled": true}} in the DeepSpeed config',
         megatron="--bf16",
+        done=("bfloat16", "bf16"),
     ),
     "attention": Knob(
         "F.scaled_dot_product_attention",
@@ -141,7 +149,9 @@ KNOBS: dict[str, Knob] = {
     "attention_of_any": Knob('F.scaled_dot_product_attention (attn_implementation="sdpa" of Hugging Face models)'),
     "attention_of_model": Knob('attn_implementation="sdpa"', present=_model("attention")),
     "channels_last": Knob(
-        "model.to(memory_format=torch.channels_last), and the images too", present=_model("memory_format")
+        "model.to(memory_format=torch.channels_last), and the images too",
+        present=_model("memory_format"),
+        done=("channels_last",),
     ),
     "aligned_sizes": Knob(
         "sizes that are multiples of 64 (vocabulary, hidden, channels)",
@@ -152,17 +162,20 @@ KNOBS: dict[str, Knob] = {
         "{optimizer}(fused=True)",
         present=_optimizer("fused"),
         transformers='TrainingArguments(optim="adamw_torch_fused")',
+        done=(True,),
     ),
     "compile": Knob(
         "torch.compile(model)",
         transformers="TrainingArguments(torch_compile=True)",
         accelerate='Accelerator(dynamo_backend="inductor")',
+        done=(True,),
     ),
     "cuda_graphs": Knob(
         'torch.compile(model, mode="reduce-overhead")',
         present=_model("compile_mode"),
         transformers='TrainingArguments(torch_compile=True, torch_compile_mode="reduce-overhead")',
         megatron="--cuda-graph-impl local",
+        done=("reduce-overhead", "max-autotune"),
     ),
     "no_recompute": Knob(
         "no activation checkpointing (torch.utils.checkpoint), or of fewer layers",
@@ -182,6 +195,7 @@ KNOBS: dict[str, Knob] = {
         transformers="TrainingArguments(ddp_find_unused_parameters=False)",
         lightning='Trainer(strategy="ddp")',
         accelerate="DistributedDataParallelKwargs(find_unused_parameters=False)",
+        done=(False,),
     ),
     "bucket_size": Knob(
         "DistributedDataParallel(bucket_cap_mb={new})",
@@ -200,11 +214,13 @@ KNOBS: dict[str, Knob] = {
         accelerate="DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.BF16)",
         deepspeed='"communication_data_type": "bf16" in the DeepSpeed config',
         megatron="--grad-reduce-in-bf16",
+        done=("bf16_compress_hook",),
     ),
     "overlap_reduction": Knob(
         "DistributedDataParallel or fully_shard, which reduce gradients during the backward pass",
         deepspeed='"zero_optimization": {{"overlap_comm": true}} in the DeepSpeed config',
         megatron="--overlap-grad-reduce",
+        done=(True,),
     ),
     "fsdp_units": Knob(
         "fully_shard(layer) for each layer, then for the model",
@@ -219,6 +235,7 @@ KNOBS: dict[str, Knob] = {
         transformers='TrainingArguments(fsdp_config={{"forward_prefetch": True}})',
         accelerate="FullyShardedDataParallelPlugin(forward_prefetch=True)",
         megatron="--overlap-param-gather",
+        done=(True,),
     ),
     "save_interval": Knob(
         "torch.distributed.checkpoint.async_save, or save every {new} steps",
@@ -251,7 +268,11 @@ KNOBS: dict[str, Knob] = {
         transformers="TrainingArguments(torch_empty_cache_steps=None)",
         megatron="--empty-unused-memory-level 0",
     ),
-    "filter_of_losses": Knob("no .item() on losses", transformers="TrainingArguments(logging_nan_inf_filter=False)"),
+    "filter_of_losses": Knob(
+        "no .item() on losses",
+        transformers="TrainingArguments(logging_nan_inf_filter=False)",
+        done=(False,),
+    ),
     "optimizer_on_gpu": Knob(
         "the optimizer on the GPU",
         deepspeed='"zero_optimization": {{"offload_optimizer": {{"device": "none"}}}} in the DeepSpeed config',
@@ -282,6 +303,7 @@ KNOBS: dict[str, Knob] = {
         "torch.backends.cudnn.benchmark = True",
         present=lambda settings: settings.cudnn_benchmark,
         lightning="Trainer(benchmark=True)",
+        done=(True,),
     ),
     "threads": Knob("torch.set_num_threads({new})", "fewer", lambda settings: settings.num_threads),
 }
@@ -338,6 +360,8 @@ class Options(dict[str, str]):
         own = knob.of_library(self.library)
         if own and knob.switch and self._arguments.get(knob.switch) == "no":  # the trainer is told not to do it
             own = ""
+        if self.library in _BESIDE_TORCH and self._has(own):  # it is done all the same: by the script itself
+            own = ""
         argument = _argument(own) if own else None
         if argument is not None and argument in self._arguments:
             present = self._arguments[argument]
@@ -349,11 +373,30 @@ class Options(dict[str, str]):
         is_number = isinstance(present, int | float) and not isinstance(present, bool)
         if times is not None and is_number and isinstance(present, int | float) and 1 <= present <= _MOST_COUNTED:
             new = _rounded_up(present * times)
+        if new is None and isinstance(present, int | float) and knob.new.isdigit() and present >= int(knob.new):
+            new = _rounded_up(2 * present) if present <= _MOST_COUNTED else None
         optimizer = (_optimizer("name")(self.settings) if self.settings is not None else None) or self.optimizer
         value = knob.new if new is None else new
         text = (own or knob.torch).format(new=value, optimizer=optimizer)
         is_shown = present is not None and str(present) != str(value) and present != ""
         return f"{text} (now {_plain(present)})" if is_shown else text
+
+    def is_set(self, name: str) -> bool:
+        """Whether the option has its new value already, by the settings of the run or the trainer's argument.
+
+        What was read of the objects themselves stands before the argument.
+        """
+        knob = KNOBS[self._own(name)]
+        present = knob.present(self.settings) if self.settings is not None else None
+        if present in knob.done or not knob.done:
+            return bool(knob.done)
+        return self._has(knob.of_library(self.library)) and not isinstance(present, bool)
+
+    def _has(self, option: str) -> bool:
+        """Whether the trainer has the arguments of an option with these values already."""
+        wanted = _values(option)
+        known = self._arguments
+        return bool(wanted) and all(name in known and known[name] == value for name, value in wanted.items())
 
     def _interval(self, name: str, own: str, present: Value, measured: int | None) -> tuple[str, Value, int | None]:
         """A trainer's option of an interval, its present value and the measured one, in the unit of that option.
@@ -385,10 +428,11 @@ class Options(dict[str, str]):
         return options
 
     def of_changes(self) -> dict[Change, str]:
-        """The option that makes each known change."""
+        """The option that makes each known change that is not made yet."""
         return {
             change: self.text(knob, times=2 if change is Change.LARGER_BATCH else None)
             for change, knob in CHANGES.items()
+            if not self.is_set(knob)
         }
 
     def _own(self, name: str) -> str:
@@ -414,6 +458,26 @@ def _argument(option: str) -> str | None:
         return ".".join(filter(None, (found["section"], found["key"])))
     return found["call"] or found["flag"].replace("-", "_")
 
+
+_VALUE = re.compile(r"""[(,]\s*(\w+)=("[^"]*"|True|False|None)(?=[,)])""")
+_FLAG = re.compile(r"^--(?!no-)([\w-]+)$")
+_KEY = re.compile(r'"(\w+)": \{"(\w+)": (true|false|"[^"]*")\}|^"(\w+)": (true|false|"[^"]*")')
+_LITERALS: dict[str, Value] = {"True": True, "False": False, "None": None, "true": True, "false": False}
+
+
+def _values(option: str) -> dict[str, Value]:
+    """Values of a trainer's arguments in an option, by name; without those that are left open."""
+    text = option.replace("{{", "{").replace("}}", "}")
+    found = {match[1]: match[2] for match in _VALUE.finditer(text)}
+    for match in _KEY.finditer(text):
+        found[f"{match[1]}.{match[2]}" if match[1] else match[4]] = match[3] or match[5]
+    if flag := _FLAG.match(text):
+        found[flag[1].replace("-", "_")] = "True"
+    return {name: _LITERALS.get(value, value.strip('"')) for name, value in found.items()}
+
+
+_BESIDE_TORCH = frozenset({"transformers", "lightning", "accelerate"})
+"""Trainers whose scripts can do by themselves what an argument of theirs turns off or on."""
 
 _MOST_COUNTED = 1e12
 """Largest number of steps or samples; a larger one is of a damaged run."""

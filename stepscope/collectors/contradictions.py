@@ -115,10 +115,14 @@ class ContradictionWatch:
 def _by_gpu(collection: Collection) -> dict[Labels, dict[str, float]]:
     """Values of whole GPUs; processes of all kinds are added up."""
     gpus: dict[Labels, dict[str, float]] = {}
+    last: Labels | None = None
+    further: set[str] = set()
     for reading in collection.readings:
         if reading.metric not in _WATCHED_METRICS:
             continue
-        further = {name for name, _ in reading.labels} - _WHOLE_GPU
+        if reading.labels is not last:  # those of one GPU mostly come one after the other
+            last = reading.labels
+            further = {name for name, _ in last} - _WHOLE_GPU
         if not further:
             gpus.setdefault(reading.labels, {})[reading.metric] = reading.value
         elif reading.metric == _PROCESSES and further == {"kind"}:

@@ -1,4 +1,4 @@
-"""Link to the agent on this node: hello and heartbeats out, capture requests in, passed to the coordinator.
+"""Link to the agent on this node: hello and heartbeats out; capture requests in, for the coordinator, and counters.
 
 The connection has a thread of its own and costs training nothing: an agent that is absent, slow, does not read or sends
 garbage costs no more than one that works.
@@ -22,6 +22,7 @@ from typing import Protocol
 
 from stepscope.core.protocol import messages
 from stepscope.core.protocol.captures import CaptureRequest
+from stepscope.core.protocol.counters import COUNTERS, Counters
 from stepscope.training.captures.coordinator import RankCaptureCoordinator
 from stepscope.training.captures.schedule import Schedule, SlowStep, SlowStepWatch, capture_rule_from_environment
 from stepscope.training.run.context import RunContext
@@ -40,12 +41,14 @@ class HeartbeatSource:
     """Hello and heartbeat lines of a training process, made on any thread; the training thread sets the newest steps.
 
     Attributes:
-        newest: asks for the newest finished step, on any thread; None before the first.
+        newest: asks for the newest finished step, on any thread; None before the first, and where its record is made.
+        newest_ended: the newest finished step whose record is made.
         newest_settled: the newest finished step that has all its figures.
     """
 
     def __init__(self, context: RunContext, state_of_step: Callable[[], str]) -> None:
         self.newest: Callable[[], StepRecord | None] = lambda: None
+        self.newest_ended: StepRecord | None = None
         self.newest_settled: StepRecord | None = None
         self.gpu_uuid: str | None = None
         self._context = context
@@ -68,12 +71,13 @@ class HeartbeatSource:
                 start_ns=self._start_ns,
                 mesh=self._context.mesh,
                 gpu_uuid=self.gpu_uuid,
+                wants=(COUNTERS,),
             )
         )
 
     def heartbeat(self) -> bytes:
         """The line on the newest step and the open one."""
-        record, settled, now_ns = self.newest(), self.newest_settled, time.time_ns()
+        record, settled, now_ns = self.newest() or self.newest_ended, self.newest_settled, time.time_ns()
         state, doing = self._state_of_step(), self._doing()
         figures = {} if settled is None else _first_of(settled.figures)
         if record is None:
@@ -119,6 +123,7 @@ class AgentLink(HeartbeatSource):
 
     Attributes:
         plan: the capture that each step belongs to.
+        take_counters: takes the agent's counters, on the connection's thread.
         tick_seconds: time from one `tick` to the next.
     """
 
@@ -130,6 +135,7 @@ class AgentLink(HeartbeatSource):
             raise TypeError(f"capture_when is made by stepscope.slow_step, not {rule!r}")
         super().__init__(context, lambda: self._captures.plan.state(self._captures.plan.step).value)
         self.step_time = RecentStepTime()
+        self.take_counters: Callable[[Counters], None] = lambda _: None
         self._identity = context.identity
         self._slow_steps = None if rule is None else SlowStepWatch(rule)
         self._connection = AgentConnection(socket_path(), self)
@@ -155,6 +161,7 @@ class AgentLink(HeartbeatSource):
         Args:
             is_writing: a trace was being written, which may have slowed them.
         """
+        self.newest_ended = records[-1]
         for record in records:
             self._add(record, is_writing)
         if records[0].index <= self._last_step_to_find_gpu and self.gpu_uuid is None:
@@ -182,8 +189,10 @@ class AgentLink(HeartbeatSource):
         self._connection.close(patience_seconds)
 
     def receive(self, message: messages.Message) -> None:
-        """Pass a message on to the coordinator; called by the link."""
-        if isinstance(message, CaptureRequest):
+        """Pass a message on to the coordinator, and counters to who keeps them; called by the link."""
+        if isinstance(message, Counters):
+            self.take_counters(message)
+        elif isinstance(message, CaptureRequest):
             self._captures.request(message)
         elif isinstance(message, messages.Cancel):
             self._captures.cancel(message)

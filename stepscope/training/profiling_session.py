@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from stepscope.core.documents.analysis import Analysis
-from stepscope.core.documents.run_directory import trace_path
+from stepscope.core.documents.run_directory import RankFile, trace_path
 from stepscope.core.errors import StepscopeError
 from stepscope.core.loader_waits import Instant, Interval
 from stepscope.core.text.job_time import headline
@@ -44,6 +44,7 @@ from stepscope.training.run.context import (
     RunContext,
     attempt_ending,
 )
+from stepscope.training.run.counter_log import CounterLog
 from stepscope.training.run.identity import choose_run_name, identify_process
 from stepscope.training.run.mesh import mesh_sizes
 from stepscope.training.run.run_files import remove_leftovers
@@ -132,6 +133,7 @@ class Profile:
         self._is_ending = False
         self._times = UnprofiledStepTime()
         self._agent_link: AgentLink | None = None
+        self._counters: CounterLog | None = None
         self._captures: CaptureRunner | None = None
         self._listeners = StepListeners()
         self._annotation: Any = None
@@ -338,6 +340,8 @@ class Profile:
         )
         schedule = self._schedule.counted_from(first_step)
         self._agent_link = AgentLink(context, schedule, takes_scheduled=captures, rule=settings.capture_when)
+        self._counters = CounterLog(self.run_directory / RankFile.COUNTERS.path(identity.rank))
+        self._agent_link.take_counters = self._counters.take
         self._agent_link.newest = self._log.newest
         self._agent_link.plan.running_step, self._agent_link.plan.when_posted = (
             self._log.running_step,
@@ -372,11 +376,12 @@ class Profile:
             self._observed,
             self._log,
             _weakly(self._is_warm_up),
+            functools.partial(_times_waits, self._observed, is_driven=self.gives_way),
         )
         made = make_step_listeners(context, self._scalar_reader, self._log.running_step)
         self._listeners = StepListeners([*made, self._gradients, *observed])
         self._run_delay = make_run_delay()
-        tasks = [self._writer, self._manifest, *self._run_delay, *made]
+        tasks = [self._writer, self._manifest, self._counters, *self._run_delay, *made]
         self._background_loop = BackgroundLoop(each for each in tasks if isinstance(each, PeriodicTask))
         self._background_loop.start()
         self._shutdown = ShutdownHandler(
@@ -419,6 +424,8 @@ class Profile:
         if self._writer is not None:
             self._writer.close()
         self._forget_reached()
+        if self._counters is not None:
+            self._counters.close()
         if self._manifest is not None:
             self._manifest.read_settings(is_over=self.gives_way)  # which ends with the process
             self._manifest.end(ended, self._times.unprofiled_step_ms())
@@ -522,6 +529,7 @@ class Profile:
         cleanups += [self._settling.close] if self._settling is not None else []
         cleanups += [self._writer.close] if self._writer is not None else []
         cleanups.append(self._forget_reached)
+        cleanups += [self._counters.close] if self._counters is not None else []
         if self._manifest is not None:
             cleanups.append(functools.partial(self._manifest.end, MEASURING_STOPPED, None))
         for cleanup in cleanups:
@@ -568,6 +576,11 @@ def _weakly_taken(profile: Profile) -> Callable[[], list[StepRecord]]:
     """Call of a profile's `_take_records` that does not keep it alive."""
     method = weakref.WeakMethod(profile._take_records)
     return lambda: [] if (alive := method()) is None else alive()
+
+
+def _times_waits(observed: ObservedSettings, *, is_driven: bool) -> bool:
+    """Whether `prof.data` times the waits for batches, or whoever drives the profile does."""
+    return is_driven or observed.was_given_iterable
 
 
 def _weakly(is_so: Callable[[int], bool]) -> Callable[[int], bool]:

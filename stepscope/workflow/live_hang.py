@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from stepscope.analyzer.hang import explain_hang
-from stepscope.analyzer.hang.live import fresh_states, live_hang
+from stepscope.analyzer.hang.live import device_waits, fresh_states, live_hang
 from stepscope.collectors.flight_recorder import read_flight_dump
 from stepscope.core.documents.hang import FlightDump, HangReport, LiveHang, RankState
 from stepscope.core.documents.run_directory import FLIGHT_FOLDER, LIVE_FOLDER, RUN_FILE, STEPS_FOLDER, RankFile
@@ -52,6 +52,11 @@ def read_live_hang(run_directory: Path, *, owner: int | None = None, now_ns: int
     here = _ranks_here(run_directory)
     expected = {rank for rank in here if rank < world_size} if world_size else here
     return live_hang(states, _report(run_directory, states, world_size, files), expected=expected)
+
+
+def read_rank_states(folder: Path) -> list[RankState]:
+    """States that ranks of a long step left in this folder, whoever owns them; none where there are no such files."""
+    return list(_states(folder, _OwnedFiles(None)))
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -112,7 +117,7 @@ def _report(run_directory: Path, states: Sequence[RankState], world_size: int, f
             dumps.append(read_flight_dump(files.read(path, _MAX_RECORD_BYTES), rank=state.rank, where=path.name))
     if not any(dump.operations for dump in dumps):
         return None
-    return explain_hang(dumps, world_size=world_size)
+    return explain_hang(dumps, world_size=world_size, device_waits=device_waits(states))
 
 
 def _ranks_here(run_directory: Path) -> set[int]:

@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from stepscope.analyzer.hang import explain_hang
+from stepscope.analyzer.hang.live import device_waits
 from stepscope.analyzer.step_telemetry import gradient_outliers, log_report, step_report
 from stepscope.collectors.flight_recorder import find_flight_dumps, read_flight_dumps
 from stepscope.collectors.torchtitan_logs import read_torchtitan_steps
@@ -26,6 +27,7 @@ from stepscope.core.vocabulary import Notice
 from stepscope.store.runs import find_manifest
 from stepscope.store.step_records import read_run_steps
 from stepscope.workflow.inputs.paths import MAX_LISTED_RUNS, check_readable, part_of_run, refuse_many_runs
+from stepscope.workflow.live_hang import read_rank_states
 
 
 def read_hang(paths: Sequence[str]) -> HangReport:
@@ -45,7 +47,8 @@ def read_hang(paths: Sequence[str]) -> HangReport:
             what_next="set TORCH_FR_BUFFER_SIZE=2000 and TORCH_FR_DUMP_TEMP_FILE before the job starts",
         )
     dumps, unusable = read_flight_dumps(files)
-    return replace(explain_hang(dumps, world_size=_world_size_of(places)), warnings=[*left_out, *unusable])
+    report = explain_hang(dumps, world_size=_world_size_of(places), device_waits=_device_waits_of(places))
+    return replace(report, warnings=[*left_out, *unusable])
 
 
 def _refuse_dumps_below(places: Sequence[Path]) -> None:
@@ -63,6 +66,13 @@ def _refuse_dumps_below(places: Sequence[Path]) -> None:
             holders = listed((folder.name for folder in with_dumps), MAX_LISTED_RUNS)
             what = f"no flight recorder dump here; these folders in it hold some: {holders}"
             raise DataError(what, where=str(place), what_next=f"run: stepscope hang {with_dumps[0]}")
+
+
+def _device_waits_of(places: Sequence[Path]) -> dict[int, str]:
+    """Waits for the device of the ranks whose dumps these are, as the ranks left them beside the dumps."""
+    folders = [place if place.is_dir() else place.parent for place in places]
+    live = [folder if folder.name == LIVE_FOLDER else folder / LIVE_FOLDER for folder in folders]
+    return device_waits([state for folder in dict.fromkeys(live) for state in read_rank_states(folder)])
 
 
 def _world_size_of(places: Sequence[Path]) -> int:

@@ -16,7 +16,7 @@ import pytest
 
 from stepscope.analyzer.blame.advice import Advice
 from stepscope.analyzer.blame.remedies import ACTIONS, REMEDIES, actions_for, remedy_text, templates_of
-from stepscope.analyzer.knobs import CHANGES, KNOBS, Options
+from stepscope.analyzer.knobs import CHANGES, KNOBS, Options, _values
 from stepscope.core.documents.training_settings import (
     BackwardSettings,
     DdpSettings,
@@ -144,6 +144,69 @@ def test_options_have_their_present_value_unless_it_is_the_new_one() -> None:
     assert options.text("attention") == 'attn_implementation="sdpa" (now eager)'
     assert Options().text("num_workers") == "num_workers=4"
     assert Options(optimizer="SGD").text("fused_optimizer") == "SGD(fused=True)"
+
+
+def test_what_is_set_already_is_not_advised() -> None:
+    fused = TrainingSettings(
+        optimizers=[OptimizerSettings("AdamW", fused=True)],
+        models=[ModelSettings("Net", ["bfloat16"])],
+        trainer=TrainerSettings("transformers", None, {"optim": "adamw_torch_fused", "bf16": False}),
+    )
+    advice = Advice(fused)
+    assert advice.is_set("fused_optimizer")
+    assert advice.is_set("bf16")
+    assert Change.FUSED_OPTIMIZER not in advice.options.of_changes()
+    dispatch = remedy_text(Reason.DISPATCH, advice)
+    assert "adamw" not in dispatch.lower()
+    assert "[" not in dispatch
+    assert "fused=True" not in " ".join(actions_for(Cause.MEMORY_BOUND, [], advice=advice))
+    assert "bf16" not in " ".join(actions_for(Cause.COMPUTE_BOUND, [], advice=advice))
+    by_argument = Options(TrainingSettings(trainer=fused.trainer))
+    assert by_argument.is_set("fused_optimizer")
+    unlike = Options(replace(fused, optimizers=[OptimizerSettings("AdamW", fused=False)]))
+    assert unlike.text("fused_optimizer") == "AdamW(fused=True) (now False)"
+    tf32 = Advice(TrainingSettings(float32_matmul_precision="high"))
+    assert remedy_text(Reason.NO_TENSOR_CORES, tf32).startswith("torch.autocast")
+
+
+def test_a_knob_of_two_arguments_is_set_where_both_are() -> None:
+    half = Options(_settings("transformers", torch_compile=True, torch_compile_mode="default"))
+    assert not half.is_set("cuda_graphs")
+    whole = Options(_settings("transformers", torch_compile=True, torch_compile_mode="reduce-overhead"))
+    assert whole.is_set("cuda_graphs")
+    assert Options(_settings("megatron", overlap_grad_reduce=True)).is_set("overlap_reduction")
+    assert Options(_settings("deepspeed", **{"zero_optimization.overlap_comm": True})).is_set("overlap_reduction")
+
+
+def test_what_the_script_does_beside_its_trainer_is_named_as_of_torch() -> None:
+    options = Options(_settings("transformers", torch_empty_cache_steps=None))
+    assert options.text("empty_cache") == "no torch.cuda.empty_cache() in the loop"
+    assert not options.is_set("empty_cache")
+
+
+def test_a_number_that_is_large_already_is_doubled() -> None:
+    options = Options(TrainingSettings(loaders=[LoaderSettings(True, 8)], ddp=[DdpSettings(bucket_cap_mb=100.0)]))
+    assert options.text("num_workers") == "num_workers=16 (now 8)"
+    assert options.text("bucket_size") == "DistributedDataParallel(bucket_cap_mb=200) (now 100)"
+
+
+@pytest.mark.parametrize("library", ["torch", "transformers", "lightning", "accelerate", "deepspeed", "megatron"])
+def test_no_template_keeps_a_knob_that_is_set(library: str) -> None:
+    """By an exhaustive look at what each library's arguments say when all options have their new values."""
+    arguments = {name: value for knob in KNOBS.values() for name, value in _values(knob.of_library(library)).items()}
+    done = TrainingSettings(
+        loaders=[LoaderSettings(True, 2, pin_memory=True, persistent_workers=True)],
+        optimizers=[OptimizerSettings("AdamW", fused=True)],
+        float32_matmul_precision="high",
+        trainer=None if library == "torch" else TrainerSettings(library, None, arguments),
+    )
+    advice = Advice(done)
+    set_already = {name for name in KNOBS if advice.is_set(name)}
+    assert {"fused_optimizer", "tf32", "pin_memory"} <= set_already
+    texts = [remedy_text(reason, advice) for reason in Reason]
+    texts += [action for cause in Cause for action in actions_for(cause, [], advice=advice)]
+    options = {advice.options.text(name) for name in set_already}
+    assert [text for text in texts if any(option in text for option in options)] == []
 
 
 def test_a_trainers_own_option_has_the_value_of_its_argument() -> None:

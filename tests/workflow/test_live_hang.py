@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
+
+import pytest
 
 from stepscope.core.documents.hang import LiveHangState, RankState
 from stepscope.workflow.live_hang import read_live_hang
@@ -85,3 +88,22 @@ def test_files_of_other_users_count_as_none_where_the_user_is_told(tmp_path: Pat
     run = _run(tmp_path, _state(0), _state(1, is_in_collective=False), _state(2))
     assert read_live_hang(run, owner=os.geteuid()).ranks == [1]
     assert read_live_hang(run, owner=os.geteuid() + 1).state is LiveHangState.NONE
+
+
+@pytest.mark.parametrize(
+    "case", sorted(Path(__file__).with_name("recorded_hangs").glob("live_*")), ids=lambda case: case.name
+)
+def test_hangs_of_two_gpus_are_named_as_soon_as_the_ranks_report(case: Path, tmp_path: Path) -> None:
+    """From `benchmarks.several_gpus --hangs`, set to an age at which nobody is blamed without proof.
+
+    The call in which rank 1 waits for its GPU (`device`) was added by its line: states did not have it then.
+    """
+    truth = json.loads((case / "truth.json").read_text())
+    shutil.copytree(case, run := tmp_path / case.name)
+    newest_ns = 0
+    for path in (run / "flight" / "live").glob("*.state"):
+        state = json.loads(path.read_text()) | {"age_seconds": 17.0}
+        newest_ns = max(newest_ns, state["seen_ns"])
+        path.write_text(json.dumps(state | {"is_still": True}))
+    live = read_live_hang(run, now_ns=newest_ns)
+    assert (live.state, live.kind, live.ranks) == (LiveHangState.HANG, truth["kind"], truth["guilty"])

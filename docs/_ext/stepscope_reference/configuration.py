@@ -21,9 +21,10 @@ _VARIABLES = {
     "STEPSCOPE_RUN": "Default of `profile(run=)`: the run's name.",
     "STEPSCOPE_SIGNALS": "`off`: `profile()` leaves signals alone.",
     "STEPSCOPE_STUCK_AFTER": "Default of `profile(stuck_after=)`: seconds after which a step is stuck, or `off`.",
-    "STEPSCOPE_TARGETS": "Default of `--targets` (`top`, `status`, `capture`, `health`): target sources, separated by spaces.",
+    "STEPSCOPE_TARGETS": "Default of `--targets` (`top`, `status`, `capture`, `health`): sources, separated by spaces.",
     "STEPSCOPE_TEAM": "Team of a job, in the agent's job metrics.",
     "STEPSCOPE_TOKEN_FILE": "Default of `--token-file` (`top`, `status`, `capture`, `health`): the agents' token.",
+    "STEPSCOPE_VIEWS": "`off`: analyses neither use nor keep views of traces.",
     "STEPSCOPE_ZERO_CODE": "Set by `stepscope run` for the processes that it starts.",
 }
 """Variable of the environment -> what it does; a new one without a text fails the build."""

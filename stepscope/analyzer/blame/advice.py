@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.analyzer.knobs import Options, training_loader
+from stepscope.analyzer.knobs import KNOBS, Options, training_loader
 from stepscope.core.documents.training_settings import LoaderSettings, TrainingSettings
 
 _MANY_LAUNCHES = 0.4
@@ -71,6 +71,10 @@ class Advice:
     @property
     def library(self) -> str:
         return self.options.library
+
+    def is_set(self, knob: str) -> bool:
+        """Whether nothing is left to set of a knob; other keys of templates are no knobs."""
+        return knob in KNOBS and self.options.is_set(knob)
 
     @property
     def is_compiled(self) -> bool:

@@ -14,6 +14,8 @@ from stepscope.core.vocabulary import Cause, Evidence, Reason
 class Remedy(NamedTuple):
     """An action for a cause or a reason, as a template with knobs in braces.
 
+    A part in brackets is left out where a knob in it is set already; elsewhere such a knob leaves out the remedy.
+
     Attributes:
         when: whether it is of any use to a job.
         is_general: it is of use where no reason is known.
@@ -47,7 +49,9 @@ _KEPT_ON_GPU = Remedy(
 
 ACTIONS: dict[Cause, str | tuple[Remedy, ...]] = {
     Cause.PIPELINE_BUBBLE: "{interleaving}, which leave a smaller bubble",
-    Cause.IMBALANCE: "re-cut the stages (or the batch) so that every rank computes for the same time",
+    Cause.IMBALANCE: (
+        Remedy("re-cut the stages (or the batch) so that every rank computes for the same time", is_general=True),
+    ),
     Cause.STRAGGLER: "take the node out of the job if it stays slower",
     Cause.COMMUNICATION: (
         Remedy("{no_sync}: each of them reduces all gradients now", lambda advice: advice.reduces_often),
@@ -60,7 +64,7 @@ ACTIONS: dict[Cause, str | tuple[Remedy, ...]] = {
             lambda advice: not advice.settings.fsdp and not advice.reduces_often,
             is_general=True,
         ),
-        Remedy("{fsdp_units}, and {fsdp_prefetch}", lambda advice: bool(advice.settings.fsdp)),
+        Remedy("{fsdp_units}[, and {fsdp_prefetch}]", lambda advice: bool(advice.settings.fsdp)),
         Remedy(
             "check that traffic takes the fastest link (NCCL_DEBUG=INFO: P2P over NVLink, IB with GDRDMA)",
             lambda advice: advice.backend in {"", "nccl"},
@@ -109,7 +113,7 @@ ACTIONS: dict[Cause, str | tuple[Remedy, ...]] = {
     Cause.DEVICE_GAP: "look for cross-stream waits; CUDA graphs remove launch latency",
     Cause.LATENCY_BOUND: "see the kernels table for the operators and grids of these kernels",
     Cause.MEMORY_BOUND: (
-        Remedy("{compile}, which fuses pointwise chains; {fused_optimizer}", lambda advice: not advice.is_compiled),
+        Remedy("{compile}, which fuses pointwise chains[; {fused_optimizer}]", lambda advice: not advice.is_compiled),
         Remedy(
             "{bf16}, which halves the bytes of activations",
             lambda advice: not advice.on_cpu and not advice.computes_in_16_bits,
@@ -140,11 +144,11 @@ REMEDIES: dict[Reason, str | tuple[Remedy, ...]] = {
     Reason.NO_WORKERS: (*_WORKERS, Remedy("{num_workers}: the training process makes every batch itself")),
     Reason.DISPATCH: (
         Remedy(
-            "{compile}, {fused_optimizer}, larger batches (fewer operators from Python)",
+            "{compile}[, {fused_optimizer}], larger batches (fewer operators from Python)",
             lambda advice: advice.on_cpu and not advice.is_compiled,
         ),
         Remedy(
-            "{fused_optimizer}: the optimizer launches {optimizer_launches} of the kernels; then {cuda_graphs}",
+            "{fused_optimizer}: the optimizer launches {optimizer_launches} of the kernels[; then {cuda_graphs}]",
             lambda advice: advice.has_slow_optimizer and not advice.on_cpu,
         ),
         Remedy(
@@ -152,7 +156,7 @@ REMEDIES: dict[Reason, str | tuple[Remedy, ...]] = {
             lambda advice: advice.on_cpu or advice.has_cuda_graphs,
         ),
         Remedy("{cuda_graphs}: CUDA graphs, of which the compiled step has none", lambda advice: advice.is_compiled),
-        Remedy("{cuda_graphs} (CUDA graphs), {fused_optimizer}, or {batch_size}: fewer launches from Python"),
+        Remedy("{cuda_graphs} (CUDA graphs)[, {fused_optimizer}], or {batch_size}: fewer launches from Python"),
     ),
     Reason.PYTHON: (
         Remedy(
@@ -177,20 +181,20 @@ REMEDIES: dict[Reason, str | tuple[Remedy, ...]] = {
         Remedy("give each training process cores of its own (CPU affinity, --cpus-per-task, cgroup)"),
     ),
     Reason.GPU_SHARED: "end the other process on this GPU, or give the job a GPU of its own (nvidia-smi lists them)",
-    Reason.OVERFLOW: "{loss_scale}, a lower first loss scale; or {bf16}, which needs none",
+    Reason.OVERFLOW: "{loss_scale}, a lower first loss scale[; or {bf16}, which needs none]",
     Reason.NON_FINITE: "find the first loss that is not finite (stepscope steps): batch, learning rate, clipping",
     Reason.REPEATED: "save checkpoints more often, so that a restart repeats fewer steps; find why it restarts",
     Reason.STEPS_GET_LONGER: "find what grows with the steps (lists, kept graphs, caches); profile early and late ones",
     Reason.READS_VALUE: (
         Remedy(
-            "{filter_of_losses}; call .item() on losses and norms every N steps only",
+            "[{filter_of_losses}; ]call .item() on losses and norms every N steps only",
             lambda advice: advice.library == "transformers",
         ),
         Remedy("call .item() on losses and norms every N steps only; replace nonzero and masks by where()"),
     ),
     Reason.BLOCKING_COPY: (
         _KEPT_ON_GPU,
-        Remedy("{pin_memory}, and copy with .to(device, non_blocking=True)"),
+        Remedy("[{pin_memory}, and ]copy with .to(device, non_blocking=True)"),
     ),
     Reason.EXPLICIT_SYNCHRONIZE: "drop torch.cuda.synchronize() from the step; time with events that are read later",
     Reason.NOT_STARTED: "look for other processes on the GPU (nvidia-smi): queued kernels start 1 ms late and later",
@@ -203,20 +207,25 @@ REMEDIES: dict[Reason, str | tuple[Remedy, ...]] = {
     Reason.WRONG_TRANSPORT: "NCCL_DEBUG=INFO shows each channel's path: find why traffic leaves the fast link",
     Reason.SLOW_LINK: "look for a degraded link or shared bandwidth on these ranks (nvidia-smi nvlink -s, other jobs)",
     Reason.SMALL_MESSAGES: "{bucket_size}: fewer, larger messages; coalesced or fused collectives",
-    Reason.NO_OVERLAP: "{overlap_reduction}; hide tensor parallelism by async TP",
-    Reason.NO_PREFETCH: "{fsdp_prefetch}: gather weights ahead; limit_all_gathers off",
+    Reason.NO_OVERLAP: "[{overlap_reduction}; ]hide tensor parallelism by async TP",
+    Reason.NO_PREFETCH: "[{fsdp_prefetch}: ]gather weights ahead; limit_all_gathers off",
     Reason.ARRIVALS_UNKNOWN: "profile every rank in the same steps, so that waiting can be told from transfer",
     Reason.RECOMPUTE: "{no_recompute}, while memory allows",
-    Reason.NO_TENSOR_CORES: "{tf32} for TF32 (Ampere on), or {bf16}",
+    Reason.NO_TENSOR_CORES: (
+        Remedy("{tf32} for TF32 (Ampere on)[, or {bf16}]"),
+        Remedy("{bf16}"),
+        Remedy("find the operators in 32 or 64 bits (kernels table), which TF32 or autocast leave out"),
+    ),
     Reason.INEFFICIENT_KERNELS: "pad odd sizes to multiples of 8: see the kernels table for the shapes",
     Reason.UNFUSED: (
-        Remedy("{attention}, {compile} for element-wise chains", lambda advice: advice.has_eager_attention),
-        Remedy("{fused_optimizer}; see the kernels table for chains left", lambda advice: advice.is_compiled),
-        Remedy("{compile} for the element-wise chains; {fused_optimizer}"),
+        Remedy("{attention}[, {compile} for element-wise chains]", lambda advice: advice.has_eager_attention),
+        Remedy("[{fused_optimizer}; ]see the kernels table for chains left", lambda advice: advice.is_compiled),
+        Remedy("{compile} for the element-wise chains[; {fused_optimizer}]"),
+        Remedy("see the kernels table for chains left"),
     ),
-    Reason.SHORT_KERNELS: "fuse them ({compile}), or give each more work ({batch_size}, several tensors at once)",
+    Reason.SHORT_KERNELS: "fuse them[ ({compile})], or give each more work ({batch_size}, several tensors at once)",
     Reason.FEW_BLOCKS: "see the kernels table: which operators launch fewer blocks than the GPU has multiprocessors",
-    Reason.TINY_KERNELS: "{cuda_graphs} (CUDA graphs), fusion, or {batch_size}",
+    Reason.TINY_KERNELS: "[{cuda_graphs} (CUDA graphs), fusion, or ]{batch_size}",
     Reason.PAGEABLE_MEMORY: (
         _KEPT_ON_GPU,
         Remedy(
@@ -224,7 +233,7 @@ REMEDIES: dict[Reason, str | tuple[Remedy, ...]] = {
             "tensors are others",
             lambda advice: advice.loader is not None and bool(advice.loader.pin_memory),
         ),
-        Remedy("{pin_memory} in the loader and .to(device, non_blocking=True)"),
+        Remedy("[{pin_memory} in the loader and ].to(device, non_blocking=True)"),
     ),
     Reason.LEAK: "find who keeps tensors over steps (memory snapshot): detach() what is collected, clear lists",
     Reason.FRAGMENTATION: "expandable_segments:True (PYTORCH_ALLOC_CONF), or fixed sequence lengths",
@@ -247,12 +256,20 @@ def templates_of(entry: str | tuple[Remedy, ...]) -> list[str]:
 
 
 def _useful(entry: str | tuple[Remedy, ...], advice: Advice, *, has_reasons: bool = False) -> list[str]:
-    if isinstance(entry, str):
-        return [entry]
-    return [remedy.text for remedy in entry if remedy.when(advice) and not (remedy.is_general and has_reasons)]
+    """Texts of the remedies that are of use to a job, without what is set already."""
+    remedies = (Remedy(entry),) if isinstance(entry, str) else entry
+    used = [remedy.text for remedy in remedies if remedy.when(advice) and not (remedy.is_general and has_reasons)]
+    texts = [_without_set(text, advice) for text in used]
+    return [text for text in texts if not any(map(advice.is_set, _knobs_of(text)))]
 
 
 _KNOB = re.compile(r"\{(\w+)\}")
+_PART = re.compile(r"\[([^\]]*)\]")
+
+
+def _without_set(template: str, advice: Advice) -> str:
+    """A template without brackets, and without those parts in them whose knobs are set."""
+    return _PART.sub(lambda part: "" if any(map(advice.is_set, _knobs_of(part[1]))) else part[1], template)
 
 
 def _knobs_of(template: str) -> set[str]:
@@ -260,13 +277,13 @@ def _knobs_of(template: str) -> set[str]:
 
 
 def remedy_text(reason: Reason, advice: Advice | None = None) -> str:
-    """The remedy of a reason for a job."""
+    """The remedy of a reason for a job; empty where what it says is done already."""
     advice = advice or Advice()
     return _template(reason, advice).format_map(advice.options)
 
 
 def _template(reason: Reason, advice: Advice) -> str:
-    return _useful(REMEDIES[reason], advice)[0]
+    return next(iter(_useful(REMEDIES[reason], advice)), "")
 
 
 def functions_in(evidence: Iterable[Evidence]) -> list[Evidence]:
@@ -330,7 +347,7 @@ def actions_for(
     options = advice.options.less_often(longer, interval)
     useful = _useful(rest, advice, has_reasons=bool(reasons))
     of_cause = [text.format_map(options) for text in useful if not _knobs_of(text) or not _knobs_of(text) <= taken]
-    return list(dict.fromkeys((*of_reasons, *of_cause)))[:MAX_ACTIONS]
+    return list(dict.fromkeys(filter(None, (*of_reasons, *of_cause))))[:MAX_ACTIONS]
 
 
 COSTS: dict[Cause, str] = {

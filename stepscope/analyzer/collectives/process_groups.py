@@ -118,6 +118,19 @@ def with_only_mesh_dimension(calls: Iterable[Call], mesh: MeshSizes, world_size:
     ]
 
 
+def with_dimension_of_wrapper(calls: Iterable[Call]) -> list[Call]:
+    """Calls with those called tensor parallel given to data parallelism, if a wrapper reduces over the same ranks.
+
+    Functional collectives are any DTensor's: of tensor parallelism, and of a norm of sharded gradients. No two
+    ranks are both tensor- and data-parallel to each other, and the spans of FSDP and DDP are theirs alone.
+    """
+    calls = list(calls)
+    sharded = {call.group for call in calls if call.dimension == "dp" and call.group is not None}
+    return [
+        replace(call, dimension="dp") if call.dimension == "tp" and call.group in sharded else call for call in calls
+    ]
+
+
 def mesh_sizes_by_traffic(calls: Iterable[Call]) -> dict[str, int]:
     """Size by dimension: of the largest group of its collectives; for pp of the longest chain of ranks that pass
     activations on. Dimensions without traffic are absent."""

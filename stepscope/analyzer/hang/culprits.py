@@ -12,7 +12,7 @@ Waits: in each group with an open call, a rank is behind if it has called or fin
 behind is not a culprit while its own oldest call waits for a rank that has not called it. Of the others:
 
 - Ranks that called what their peers have finished are stuck on the device.
-- Ranks without an open call do not get to the call: stuck on the host.
+- Ranks without an open call do not get to the call: stuck on the host; on the device, where the host waits for it.
 - Where NCCL records starts (TORCH_NCCL_ENABLE_TIMING), ranks whose open calls have not started while a peer runs one
   of them are stuck on the device as well: something else occupies their GPU.
 
@@ -26,7 +26,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import pairwise
 from math import prod
 
 from stepscope.analyzer.hang.progress import JobProgress, RankProgress, RecordedGroup
@@ -116,15 +115,22 @@ def _key(call: Operation) -> _Call:
 _Transition = tuple[object, ...]
 
 
-def diverged_ranks(dumps: Sequence[FlightDump], calls: Mapping[int, Operation], ranks: Iterable[int]) -> list[int]:
-    """Ranks of a desync whose call made a transition that no rank had made before."""
+def diverged_ranks(
+    dumps: Sequence[FlightDump], calls: Mapping[int, Operation], ranks: Iterable[int], *, num_before: int = 1
+) -> list[int]:
+    """Ranks of a desync whose call made a transition that no rank had made before.
+
+    Args:
+        num_before: calls before it that belong to the transition.
+    """
     seen: Counter[_Transition] = Counter()
     last: dict[int, _Transition] = {}
     for dump in dumps:
         collectives = [call for call in dump.operations if not call.is_p2p]
         judged = calls.get(dump.rank)
-        for before, call in pairwise(collectives):
-            transition = (*_kind(before), *_kind(call))
+        for place in range(num_before, len(collectives)):
+            call = collectives[place]
+            transition = tuple(_kind(one) for one in collectives[place - num_before : place + 1])
             if judged is not None and call.record == judged.record:
                 last[dump.rank] = transition
                 break
@@ -153,6 +159,10 @@ class OpenCall:
     group: RecordedGroup
     waits_for: tuple[int, ...]
     runs: bool = True
+
+    @property
+    def words(self) -> str:
+        return f"{self.call.name} {self.call.sequence} of {self.group.words}"
 
 
 def open_calls(dumps: Sequence[FlightDump], progress: JobProgress) -> dict[int, OpenCall]:
@@ -228,18 +238,24 @@ class Lag(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LaggingRank:
-    """Rank that is behind in a hanging group: in what, by how many calls, and behind which ranks."""
+    """Rank that is behind in a hanging group: in what, by how many calls, and behind which ranks.
+
+    Attributes:
+        device_wait: the call in which its host waits for its device, which runs no recorded call; empty if none is
+            known.
+    """
 
     rank: int
     lag: Lag
     group: RecordedGroup
     behind: int
     ahead: tuple[int, ...]
+    device_wait: str = ""
 
     @property
     def kind(self) -> HangKind:
         """Where the rank is stuck."""
-        return HangKind.HOST if self.lag is Lag.CALLED else HangKind.DEVICE
+        return HangKind.HOST if self.lag is Lag.CALLED and not self.device_wait else HangKind.DEVICE
 
     @property
     def weight(self) -> tuple[bool, int]:
@@ -247,15 +263,31 @@ class LaggingRank:
         return self.kind is HangKind.DEVICE, self.behind
 
 
+def idle_device_waits(dumps: Sequence[FlightDump], device_waits: Mapping[int, str]) -> dict[int, str]:
+    """Waits of hosts for a device that runs neither a collective nor a message of the rank's recorder."""
+    return {
+        dump.rank: device_waits[dump.rank]
+        for dump in dumps
+        if dump.rank in device_waits and all(call.is_done for call in dump.operations)
+    }
+
+
 def lagging_ranks(
-    progress: JobProgress, open_calls: Mapping[int, OpenCall], message_waits: Mapping[int, int]
+    progress: JobProgress,
+    open_calls: Mapping[int, OpenCall],
+    message_waits: Mapping[int, int],
+    device_waits: Mapping[int, str],
 ) -> list[LaggingRank]:
-    """Ranks of a hang that are behind and wait for nobody, by rank."""
+    """Ranks of a hang that are behind and wait for nobody, by rank.
+
+    Args:
+        device_waits: from `idle_device_waits`.
+    """
     behind: dict[int, LaggingRank] = {}
     for group, ranks in progress.items():
         if not any(member.is_open for member in ranks.values()):
             continue
-        for one in _behind(group, ranks, open_calls):
+        for one in _behind(group, ranks, open_calls, device_waits):
             known = behind.get(one.rank)
             if known is None or one.weight > known.weight:
                 behind[one.rank] = one
@@ -265,7 +297,10 @@ def lagging_ranks(
 
 
 def _behind(
-    group: RecordedGroup, ranks: Mapping[int, RankProgress], open_calls: Mapping[int, OpenCall]
+    group: RecordedGroup,
+    ranks: Mapping[int, RankProgress],
+    open_calls: Mapping[int, OpenCall],
+    device_waits: Mapping[int, str],
 ) -> Iterator[LaggingRank]:
     most_called = max(member.enqueued for member in ranks.values())
     most_done = max(member.completed for member in ranks.values())
@@ -278,7 +313,7 @@ def _behind(
             yield LaggingRank(rank, Lag.FINISHED, group, most_done - here.completed, ahead)
         elif own is None and here.enqueued < most_called:
             ahead = tuple(other for other, one in ranks.items() if one.enqueued > here.enqueued)
-            yield LaggingRank(rank, Lag.CALLED, group, most_called - here.enqueued, ahead)
+            yield LaggingRank(rank, Lag.CALLED, group, most_called - here.enqueued, ahead, device_waits.get(rank, ""))
         elif own is not None and not own.runs and here.is_open:
             ahead = tuple(other for other, one in ranks.items() if one.has_started(here.first_open))
             if ahead:

@@ -75,7 +75,9 @@ def live_hang(
         state = hang.LiveHangState.HANG if has_waited else hang.LiveHangState.UNDECIDED
         return answer(state, [], summary, _no_culprit(_where(states)))
     is_silence = bool(set(suspicion.ranks) & set(silent))
-    is_uncertain = (is_silence and bool(busy)) or set(suspicion.ranks) == {state.rank for state in states}
+    # a desync is proven by the calls themselves, also where all ranks are named
+    is_everybody = set(suspicion.ranks) == {state.rank for state in states} and suspicion.kind != hang.HangKind.DESYNC
+    is_uncertain = (is_silence and bool(busy)) or is_everybody
     if reported_seconds < GRACE_SECONDS or (is_uncertain and not has_waited):
         return answer(hang.LiveHangState.UNDECIDED, [], "ranks are still being heard")
     if is_silence and not _any_rank_waits(states, report):
@@ -123,18 +125,26 @@ def _find_suspicion(
             f"{ranks_words(ranks)} not in the collective that "
             f"{counted(len(waiting), 'other waits', 'others wait')} in: {apart[0].where}"
         )
-        return _suspect_host(ranks, summary, states)
+        return _suspect(hang.HangKind.HOST, ranks, summary, states)
     knows_calls = len(states) == 1 or (verdict is not None and verdict.cause == NONE)
     if apart and knows_calls:  # otherwise they may be in collectives that Python does not show
         ranks = [state.rank for state in apart]
+        if len(device_waits(apart)) == len(apart):
+            gpus = form(len(ranks), "its GPU does", "their GPUs do")
+            summary = f"{gpus} not finish: {ranks_words(ranks)} outside of any collective, in {apart[0].device_wait}"
+            return _suspect(hang.HangKind.DEVICE, ranks, summary, states)
         summary = f"{ranks_words(ranks)} outside of any collective, standing still: {apart[0].where}"
-        return _suspect_host(ranks, summary, states)
+        return _suspect(hang.HangKind.HOST, ranks, summary, states)
     return None
 
 
-def _suspect_host(ranks: list[int], summary: str, states: Sequence[hang.RankState]) -> hang.HangVerdict:
-    reasons = [Reason(hang.HangKind.HOST.value)]
-    return hang.HangVerdict(Cause.HANG, hang.HangKind.HOST, reasons, ranks, _PERHAPS, summary, _where(states))
+def device_waits(states: Sequence[hang.RankState]) -> dict[int, str]:
+    """Hang analysis: by rank whose host waits for its device: the call in which it waits."""
+    return {state.rank: state.device_wait for state in states if state.device_wait and state.is_still}
+
+
+def _suspect(kind: hang.HangKind, ranks: list[int], summary: str, states: Sequence[hang.RankState]) -> hang.HangVerdict:
+    return hang.HangVerdict(Cause.HANG, kind, [Reason(kind.value)], ranks, _PERHAPS, summary, _where(states))
 
 
 def _where(states: Sequence[hang.RankState]) -> list[hang.HangEvidence]:

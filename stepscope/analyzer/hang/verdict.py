@@ -6,7 +6,7 @@ The first rule that applies decides:
 2. The dumps are not of one moment, or of one in which no rank had waited yet: no verdict.
 3. Ranks that others wait for left no dump, because they could no longer write one.
 4. Ranks are behind and wait for nobody: stuck on the host or the device.
-5. Ranks wait for each other in a cycle: desync.
+5. Collectives wait for each other in a cycle: desync.
 6. Ranks are the end of a chain of messages: stuck on the host.
 
 Otherwise no rank is proven to be the culprit.
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from stepscope.analyzer.blame.remedies import remedy_text
-from stepscope.analyzer.hang import culprits
+from stepscope.analyzer.hang import culprits, wait_graph
 from stepscope.analyzer.hang.progress import (
     MIN_WAIT_SECONDS,
     JobProgress,
@@ -46,20 +46,37 @@ _ACTION_WITHOUT_CULPRIT = (
 )
 
 
-def explain_hang(dumps: Sequence[FlightDump], *, world_size: int = 0) -> HangReport:
-    """Explain a hang from flight recorder dumps, at most one per rank; `world_size` is 0 if it is unknown."""
+_WAITS_FOR_DEVICE = (
+    "never called the collective that the others wait in: {whose} does not finish the work before it, for which the"
+    " host waits in {where}"
+)
+
+
+def explain_hang(
+    dumps: Sequence[FlightDump], *, world_size: int = 0, device_waits: Mapping[int, str] | None = None
+) -> HangReport:
+    """Explain a hang from flight recorder dumps, at most one per rank.
+
+    Args:
+        world_size: 0 if it is unknown.
+        device_waits: by rank: the call in which its host waits for its device.
+    """
     dumps = with_timeouts_open(dumps, world_size)
     progress = job_progress(dumps, world_size)
     calls = culprits.open_calls(dumps, progress)
     present = sorted(dump.rank for dump in dumps)
     world = {*present, *range(world_size), *(rank for group in progress for rank in group.members)}
     missing = sorted(world - set(present))
-    verdict = _verdict(dumps, progress, calls, missing)
+    verdict = _verdict(dumps, progress, calls, missing, culprits.idle_device_waits(dumps, device_waits or {}))
     return HangReport(verdict, present, missing, culprits.waiting_groups(dumps, calls))
 
 
 def _verdict(
-    dumps: Sequence[FlightDump], progress: JobProgress, calls: Mapping[int, culprits.OpenCall], missing: Sequence[int]
+    dumps: Sequence[FlightDump],
+    progress: JobProgress,
+    calls: Mapping[int, culprits.OpenCall],
+    missing: Sequence[int],
+    device_waits: Mapping[int, str],
 ) -> HangVerdict:
     mismatches = culprits.first_mismatches(progress)
     if mismatches:
@@ -67,7 +84,8 @@ def _verdict(
     if undecided := _not_comparable(dumps, progress):
         return undecided
     awaited = _awaited(progress, calls, missing)
-    lagging = culprits.lagging_ranks(progress, calls, messages := culprits.message_waits(dumps, progress))
+    messages = culprits.message_waits(dumps, progress)
+    lagging = culprits.lagging_ranks(progress, calls, messages, device_waits)
     if awaited and len(missing) <= len(dumps):
         return _missing(awaited, lagging)
     if lagging:
@@ -78,7 +96,7 @@ def _verdict(
             f"and {form(len(dumps), 'waits', 'they wait')} for others"
         )
         return _insufficient(summary, "give the dumps of all ranks")
-    return _cycle(dumps, calls) or _end_of_messages(dumps, messages) or _nobody(dumps, calls)
+    return _deadlock(dumps, progress, calls) or _end_of_messages(dumps, messages) or _nobody(dumps, calls)
 
 
 def _not_comparable(dumps: Sequence[FlightDump], progress: JobProgress) -> HangVerdict | None:
@@ -142,9 +160,14 @@ def _behind(lagging: Sequence[culprits.LaggingRank], calls: Mapping[int, culprit
     ranks = [one.rank for one in lagging]
     waiting = len([rank for rank, call in calls.items() if rank not in ranks])
     where = "all on the GPU" if kind is HangKind.DEVICE else "some on the host, some on the GPU"
-    stuck = _STUCK[lagging[0].lag] if len(lags) == 1 else f"are behind, {where}"
+    if device_waits := {one.device_wait for one in lagging if one.device_wait}:
+        gpus = form(len(ranks), "its GPU", "their GPUs")
+        held = _WAITS_FOR_DEVICE.format(whose=gpus, where=sorted(device_waits)[0])
+    is_alike = len(lags) == 1 and len({bool(one.device_wait) for one in lagging}) == 1
+    stuck = (held if device_waits else _STUCK[lagging[0].lag]) if is_alike else f"are behind, {where}"
     summary = f"{ranks_words(ranks)} {stuck}; {counted(waiting, 'other waits', 'others wait')}"
-    confidence = _LIKELY if lags == {culprits.Lag.STARTED} else _CERTAIN  # a GPU may run work that no recorder sees
+    # a GPU may run work that no recorder sees
+    confidence = _LIKELY if device_waits or lags == {culprits.Lag.STARTED} else _CERTAIN
     if len(ranks) > waiting or kind is HangKind.UNKNOWN:
         confidence = _PERHAPS
     return _hang(kind, ranks, confidence, summary, list(map(_lag_evidence, lagging)))
@@ -155,30 +178,56 @@ def _lag_evidence(one: culprits.LaggingRank) -> HangEvidence:
     return HangEvidence([one.rank], f"has {one.lag} {fewer} of {one.group.words} than {ranks_words(list(one.ahead))}")
 
 
-def _cycle(dumps: Sequence[FlightDump], calls: Mapping[int, culprits.OpenCall]) -> HangVerdict | None:
-    """Ranks that wait for each other in different groups; those with a new transition left the common sequence."""
-    waiting: dict[int, set[int]] = {rank: set() for rank in calls}
-    for other, call in calls.items():
-        for rank in call.waits_for:
-            if rank in waiting:
-                waiting[rank].add(other)
-    mutual = {rank: waiting[rank].intersection(call.waits_for) for rank, call in calls.items()}
-    cycle = sorted(rank for rank, others in mutual.items() if others)
-    if not cycle:
+_NUM_BEFORE = range(1, 5)
+"""Lengths of the history that shows which rank left the common order: the shortest that tells the ranks apart."""
+
+
+def _deadlock(
+    dumps: Sequence[FlightDump], progress: JobProgress, calls: Mapping[int, culprits.OpenCall]
+) -> HangVerdict | None:
+    """Ranks whose collectives wait for each other; those with a new transition left the common sequence."""
+    found = wait_graph.find_deadlock(progress, calls)
+    if found is None:
         return None
-    left = culprits.diverged_ranks(dumps, {rank: open_call.call for rank, open_call in calls.items()}, cycle)
-    if len(left) in (0, len(cycle)):  # too little is recorded: take the ranks that most others wait for
-        awaited = {rank: (len(mutual[rank]), len(waiting[rank])) for rank in cycle}
-        left = [rank for rank in cycle if awaited[rank] == max(awaited.values())]
-    evidence = [
-        HangEvidence([rank], f"waits in {one.call.name} of {one.group.words} for {ranks_words(list(one.waits_for))}")
-        for rank, one in ((rank, calls[rank]) for rank in cycle[:_MAX_EVIDENCE])
-    ]
-    summary = (
-        f"{ranks_words(left)} {form(len(left), 'waits', 'wait')} in another group than the ranks that wait for "
-        f"{form(len(left), 'it', 'them')}"
-    )
-    return _hang(HangKind.DESYNC, left, _LIKELY if len(left) < len(cycle) else _PERHAPS, summary, evidence)
+    cycle = found.awaited
+    heads = {rank: one.call for rank, one in calls.items()}
+    by_history = (culprits.diverged_ranks(dumps, heads, cycle, num_before=number) for number in _NUM_BEFORE)
+    left = next((ranks for ranks in by_history if 0 < len(ranks) < len(cycle)), [])
+    has_history = bool(left)
+    if not left:  # too little is recorded: take the ranks that most others wait for
+        left = found.most_awaited
+    evidence = [HangEvidence([rank], _wait_words(rank, calls, found)) for rank in cycle[:_MAX_EVIDENCE]]
+    if has_history:
+        message = "in earlier steps no rank made this call after the one before it"
+        evidence.append(HangEvidence(left, message))
+    confidence = _LIKELY if len(left) < len(cycle) else _PERHAPS
+    return _hang(HangKind.DESYNC, left, confidence, _deadlock_summary(left, cycle, calls, found), evidence)
+
+
+def _deadlock_summary(
+    left: Sequence[int], cycle: Sequence[int], calls: Mapping[int, culprits.OpenCall], found: wait_graph.Deadlock
+) -> str:
+    rank = next((rank for rank in left if rank in found.behind), None)
+    if rank is None:
+        return (
+            f"{ranks_words(list(left))} {form(len(left), 'waits', 'wait')} in another group than the ranks that wait "
+            f"for {form(len(left), 'it', 'them')}"
+        )
+    first, second = calls[rank].words, found.behind[rank].words
+    if len(left) < len(cycle):
+        others = [one for one in cycle if one not in left]
+        named = ranks_words(others) if len(others) == 1 else "the others"
+        order = f"called {first} before {second}, and {named} after it"
+    else:
+        order = f"called {first} and {second} in different orders"
+    return f"{ranks_words(list(left))} {order}: a deadlock across process groups"
+
+
+def _wait_words(rank: int, calls: Mapping[int, culprits.OpenCall], found: wait_graph.Deadlock) -> str:
+    awaited = sorted(found.waits_for[rank])
+    have_called = [other for other in awaited if other in found.behind]
+    behind = f", which called it after {calls[have_called[0]].words}" if have_called == awaited else ""
+    return f"waits in {calls[rank].words} for {ranks_words(awaited)}{behind}"
 
 
 def _end_of_messages(dumps: Sequence[FlightDump], messages: Mapping[int, int]) -> HangVerdict | None:

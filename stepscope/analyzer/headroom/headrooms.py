@@ -71,7 +71,8 @@ def headrooms(
     Those that ask for least come first, of these each time the one that gains most; a change that contains others comes
     after them.
     """
-    alone = {one: changed for one in known if (changed := one.model(step, facts)) is not None}
+    modelled = ((one, one.model(step, facts)) for one in known)
+    alone = {one: changed for one, changed in modelled if changed is not None and (changed.knob or one.change in knobs)}
     left = [one for one, changed in alone.items() if _gain(step, changed.step) >= MIN_GAIN]
     done: list[KnownChange] = []
     now, rows = step, []

@@ -11,7 +11,7 @@ from stepscope.analyzer.knobs import Options
 from stepscope.core.vocabulary import Change
 
 Knobs = Mapping[Change, str]
-"""What to write for each change, with the present value where it is known."""
+"""What to write for each change that is not made yet, with the present value where it is known."""
 
 TORCH_KNOBS: Knobs = Options().of_changes()
 """Those of plain torch."""

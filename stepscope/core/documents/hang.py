@@ -147,6 +147,8 @@ class RankState:
         doing: what may take long: a named phase, "compilation", "a checkpoint"; else empty.
         where: the innermost collective, phase or function that has a name.
         is_in_collective: its Python is inside a call of torch.distributed.
+        device_wait: the call in which its Python waits for the device ("item() in train (train.py:7)"); empty if it is
+            in none that is known to wait.
     """
 
     rank: int
@@ -160,6 +162,7 @@ class RankState:
     doing: str
     where: str
     is_in_collective: bool
+    device_wait: str = ""
 
 
 class LiveHangState(StrEnum):

@@ -21,6 +21,7 @@ from typing import Any
 from stepscope.core.documents.hang import RANK_STATE_SCHEMA, STALE_SECONDS, LiveHangState, RankState
 from stepscope.core.documents.run_directory import FLIGHT_FOLDER, LIVE_FOLDER, RankFile
 from stepscope.training.hangs import stall
+from stepscope.training.hangs.device_wait import device_wait_call
 from stepscope.training.hangs.stuck_report import code_location, collective_frames, flight_record
 from stepscope.training.run.context import OpenStep, RunContext
 from stepscope.training.run.run_files import atomic_write
@@ -90,6 +91,8 @@ class LiveStateWriter:
         self._written_at = now
         context, spans = self._context, self._context.open_spans()
         frames = list(stall.thread_frames(self._thread_id))
+        is_in_collective = bool(collective_frames(frames))
+        call = "" if is_in_collective else device_wait_call(frames)
         state = RankState(
             rank=context.identity.rank,
             host=context.identity.host,
@@ -101,7 +104,8 @@ class LiveStateWriter:
             is_still=is_still,
             doing=self._doing(spans),
             where=code_location(spans, frames, None),
-            is_in_collective=bool(collective_frames(frames)),
+            is_in_collective=is_in_collective,
+            device_wait=call and f"{call}() in {code_location([], frames, None)}",
         )
         try:
             record = flight_record(has_stacks=False)

@@ -154,16 +154,23 @@ class _ProgressSample:
 
 
 class HelperProcesses:
-    """Child processes of stepscope's own: their CPU time is no sign that a stalled step makes progress."""
+    """Child processes of stepscope's own: what they compute and read is no sign that a stalled step makes progress.
+
+    Attributes:
+        seconds, num_bytes: of those that have been waited for, which the kernel then adds to their parent's.
+    """
 
     def __init__(self) -> None:
         self.running: set[int] = set()
         self.seconds = 0.0
-        """Processor time of those that have been waited for."""
+        self.num_bytes = 0
 
     def reap(self, pid: int) -> int | None:
         """Exit code of a child without blocking; None while it runs."""
         try:
+            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                return None
+            num_bytes = _bytes_moved(pid)
             found, status, usage = os.wait4(pid, os.WNOHANG)
         except ChildProcessError:  # someone else waited for it
             self.running.discard(pid)
@@ -172,6 +179,7 @@ class HelperProcesses:
             return None
         self.running.discard(pid)
         self.seconds += usage.ru_utime + usage.ru_stime
+        self.num_bytes += num_bytes
         return os.waitstatus_to_exitcode(status)
 
 
@@ -210,7 +218,8 @@ class ThreadProgress:
         return now.seconds - self._still_since
 
     def _now(self) -> _ProgressSample:
-        return _ProgressSample(time.monotonic(), self._stack(), _bytes_moved(), _child_cpu_seconds())
+        num_bytes = _bytes_moved("self") - helper_processes.num_bytes
+        return _ProgressSample(time.monotonic(), self._stack(), num_bytes, _child_cpu_seconds())
 
     def _stack(self) -> tuple[tuple[int, int], ...]:
         return tuple((id(frame.f_code), frame.f_lasti) for frame in thread_frames(self._thread_id))
@@ -254,11 +263,11 @@ def _has_moved(before: _ProgressSample, now: _ProgressSample) -> bool:
     )
 
 
-def _bytes_moved() -> int:
-    """Bytes read and written by this process, mapped files included; 0 where /proc does not report them."""
+def _bytes_moved(process: int | str) -> int:
+    """Bytes read and written by a process and the children it has waited for; 0 where /proc does not report them."""
     total = 0
     with suppress(OSError, ValueError):
-        for line in Path("/proc/self/io").read_text(encoding="ascii").splitlines():
+        for line in Path(f"/proc/{process}/io").read_text(encoding="ascii").splitlines():
             name, _, value = line.partition(": ")
             total += int(value) if name in {"rchar", "wchar", "read_bytes"} else 0
     return total

@@ -52,9 +52,13 @@ class ObservedSettings:
 
     Args:
         owners: know the models that the training code has shown.
+
+    Attributes:
+        was_given_iterable: `prof.data` was used.
     """
 
     def __init__(self, owners: MemoryOwners) -> None:
+        self.was_given_iterable = False
         self._owners = owners
         self._loaders: dict[LoaderSettings, None] = {}
         self._iterables: dict[str, None] = {}
@@ -91,6 +95,7 @@ class ObservedSettings:
 
     def iterable_given(self, iterable: Any) -> None:
         """What `prof.data` was given; a DataLoader tells of itself when it gives a batch."""
+        self.was_given_iterable = True
         if not read(lambda: hasattr(iterable, "num_workers")):
             _keep(type(iterable).__name__, self._iterables)
 

@@ -175,19 +175,21 @@ def make_observers(
     observed: ObservedSettings,
     log: StepLog,
     is_warm_up: Callable[[int], bool],
+    is_timed: Callable[[], bool],
 ) -> list[StepListener]:
-    """Listeners that see phases which the training code does not name, and settings inside of steps.
+    """Listeners that see phases and waits which the training code does not name, and settings inside of steps.
 
     Args:
         phase: opens a phase; None once nobody measures.
         open_spans: names of the spans that are open.
         observed: gets the DataLoaders that are seen, and what backward passes show.
         is_warm_up: whether the profiler is prepared in a step.
+        is_timed: whether the waits for batches are timed already.
     """
     return _make_all(
         {
             "checkpoints": lambda: ObservedCheckpoints(phase, lambda: open_phases(open_spans())),
-            "evaluations": lambda: ObservedEvaluations(clock.now, observed, log.running_step, log.ask_at_end),
+            "evaluations": lambda: ObservedEvaluations(clock.now, observed, log.running_step, log.ask_at_end, is_timed),
             "settings inside of steps": lambda: ObservedBackward(observed, is_warm_up),
         }
     )

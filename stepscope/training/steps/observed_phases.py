@@ -1,9 +1,10 @@
-"""Observed phases: checkpoints and evaluations of a training loop that uses no `prof.phase` for them.
+"""Observed phases: checkpoints, evaluations and data waits of a training loop that does not name them.
 
 A checkpoint is a call that writes one: of torch, of its distributed checkpoint, of safetensors. An evaluation is the
 reading of a DataLoader that does not train (`loader_waits`), or the time from `model.eval()` to `model.train()` without
 a backward pass; the longer of both counts. A phase of the training code's own that is named so takes precedence. The
-checkpoints inside of an evaluation are not part of it.
+checkpoints inside of an evaluation are not part of it. Waits for the DataLoader that trains count where neither
+`prof.data` nor whoever drives the profile has timed the step's own: the loops of trainers never use `prof.data`.
 """
 
 from __future__ import annotations
@@ -144,10 +145,12 @@ class _OpenEvaluation:
 
 
 class ObservedEvaluations:
-    """Adds the phase `evaluation` to training steps in which the thread that makes this object evaluated the model.
+    """Adds to training steps the phase `evaluation`, where the thread that makes this object evaluated the model, and
+    its waits for batches to learn from.
 
     Args:
         now: the current instant.
+        is_timed: whether others time the waits for batches.
         observed: gets the DataLoaders that are seen.
         running_step: number of the open step.
         ask_at_end: has the end of the open step told at once.
@@ -159,12 +162,14 @@ class ObservedEvaluations:
         observed: ObservedSettings,
         running_step: Callable[[], int] = lambda: 0,
         ask_at_end: Callable[[], None] = lambda: None,
+        is_timed: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._now = now
+        self._now, self._is_timed = now, is_timed
         self._observed = observed
         self._running_step, self._ask_at_end = running_step, ask_at_end
         self._noted_step = 0
         self._evaluations: deque[tuple[int, list[Interval]]] = deque()
+        self._data_waits: deque[tuple[int, list[Interval]]] = deque()
         self._thread, self._pid = threading.get_ident(), os.getpid()
         self._waits = LoaderWaits()
         self._is_asking = self._has_failed = False
@@ -185,13 +190,15 @@ class ObservedEvaluations:
             self._end_evaluation()
             self._end_noted_step()
         for record in records:
+            if self._data_waits:
+                waits = _until(record.index, self._data_waits)
+                for wait in waits if not record.data_wait_ns else ():
+                    record.add_data_wait(wait)
             if self._evaluations or record.phases:
                 self._add_to(record)
 
     def _add_to(self, record: StepRecord) -> None:
-        found: list[Interval] = []
-        while self._evaluations and self._evaluations[0][0] <= record.index:
-            found += self._evaluations.popleft()[1]
+        found = _until(record.index, self._evaluations)
         names = [name for name in record.phases if _is_one_of(_EVALUATION_NAMES, name)]
         for name in names:
             if own := record.phase_intervals.pop(name, []):
@@ -210,7 +217,9 @@ class ObservedEvaluations:
             self._noted_step = step
 
     def _end_noted_step(self) -> None:
-        _, evaluations = self._waits.update()
+        waits, evaluations = self._waits.update()
+        if waits and not self._is_timed():
+            self._data_waits.append((self._noted_step, waits))
         by_mode, self._by_mode = self._by_mode, []
         if evaluations or by_mode:
             self._evaluations.append((self._noted_step, max(evaluations, by_mode, key=duration_ns)))
@@ -254,8 +263,8 @@ class ObservedEvaluations:
             self._give_up(error)
 
     def _instant(self, learns: bool) -> Instant:
-        """Now; batches to learn from are no evaluation, so the GPU need not mark them."""
-        return Instant(time.monotonic_ns()) if learns and self._open is None else self._now()
+        """Now; the GPU need not mark batches to learn from whose waits others time."""
+        return Instant(time.monotonic_ns()) if learns and self._open is None and self._is_timed() else self._now()
 
     def _is_of_interest(self) -> bool:
         return not self._has_failed and threading.get_ident() == self._thread and os.getpid() == self._pid
@@ -296,6 +305,14 @@ class ObservedEvaluations:
         if not self._has_failed:
             self._has_failed = True
             logger.warning("stepscope goes on without evaluations: %s: %s", type(error).__name__, error)
+
+
+def _until(step: int, noted: deque[tuple[int, list[Interval]]]) -> list[Interval]:
+    """The intervals noted in steps up to this one, which are taken out."""
+    found: list[Interval] = []
+    while noted and noted[0][0] <= step:
+        found += noted.popleft()[1]
+    return found
 
 
 @functools.lru_cache(maxsize=1000)

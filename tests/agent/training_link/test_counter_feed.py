@@ -20,7 +20,7 @@ from stepscope.core.metrics.readings import GPU, Collection, Reading, labels_of
 from stepscope.core.protocol.captures import CaptureRequest
 from stepscope.core.protocol.counters import COUNTERS, Counters
 from stepscope.core.protocol.messages import Cancel, Message, ProtocolError, Welcome, encode_message
-from stepscope.training.agent_link import AgentConnection, AgentLink
+from stepscope.training.agent_link import AgentConnection
 from tests.agent.training_link.conftest import Process, hello, wait_until
 from tests.collectors.fake_nvml import profiles
 from tests.collectors.fake_nvml.library import FakeNvml
@@ -170,9 +170,3 @@ def test_the_client_of_training_takes_counters_and_what_comes_behind_them(place:
     wait_until(lambda: CaptureRequest("c", 3) in training.heard)
     assert not any(isinstance(one, ProtocolError) for one in training.heard)
     connection.close()
-
-
-def test_the_link_of_training_does_nothing_with_them_yet() -> None:
-    link = object.__new__(AgentLink)  # without any attribute that it could use
-    link.receive(Counters(1))
-    assert b"wants" not in encode_message(hello())  # its hello is that of before

@@ -14,6 +14,7 @@ from stepscope.analyzer.collectives.calls import Call
 from stepscope.analyzer.collectives.process_groups import (
     dimension_of_call,
     dimension_of_group,
+    with_dimension_of_wrapper,
     with_only_mesh_dimension,
     with_process_groups,
 )
@@ -93,6 +94,19 @@ def test_where_the_mesh_has_one_dimension_only_all_its_ranks_together_serve_it(
     untold = Call(0, 0, 1, 0, (0, 1), "all_reduce", 4, (), described=True)
     calls = [untold, replace(untold, dimension="tp"), replace(untold, group=(0,)), replace(untold, group=None)]
     assert [call.dimension for call in with_only_mesh_dimension(calls, mesh, world_size)] == served
+
+
+def test_a_functional_collective_over_the_ranks_of_a_wrapper_is_data_parallel() -> None:
+    """As the norm of FSDP2's gradients is."""
+    norm = Call(0, 0, 1, 0, (0, 1), "all_reduce", 4, (), described=True, dimension="tp")
+    calls = [
+        norm,
+        replace(norm, kind="all_gather", dimension="dp"),
+        replace(norm, group=(0, 2)),
+        replace(norm, group=None),
+    ]
+    assert [call.dimension for call in with_dimension_of_wrapper(calls)] == ["dp", "dp", "tp", "tp"]
+    assert [call.dimension for call in with_dimension_of_wrapper([norm])] == ["tp"]
 
 
 US = 1000

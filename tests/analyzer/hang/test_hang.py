@@ -406,3 +406,100 @@ def test_a_collective_that_has_not_begun_behind_a_message_that_may_run_is_no_gui
         for dump in dumps
     ]
     assert _verdict(dumps)[1:] == culprit
+
+
+@given(st.integers(2, 5), st.integers(2, 4), st.data())
+def test_who_calls_the_collectives_of_two_groups_in_another_order_is_named(
+    num_ranks: int, num_groups: int, data: st.DataObject
+) -> None:
+    """NCCL: all ranks have called all of them, so that nobody is behind."""
+    ranks = tuple(range(num_ranks))
+    order = [str(number) for number in range(1, num_groups + 1)]
+    job = Job({WORLD: ranks} | dict.fromkeys(order, ranks))
+    for _ in range(data.draw(st.integers(2, 3))):
+        for group in [*order, WORLD]:
+            job.call(group)
+    culprit = data.draw(st.sampled_from(ranks))
+    other_order = data.draw(st.permutations(order).filter(lambda one: one[0] != order[0]))
+    for rank in ranks:
+        for group in other_order if rank == culprit else order:
+            job.call(group, [rank], done=False)
+    verdict = explain_hang(job.dumps()).verdict
+    assert (verdict.kind, verdict.ranks) == (HangKind.DESYNC, [culprit])
+    others = "the others" if num_ranks > 2 else f"rank {1 - culprit}"
+    assert verdict.summary == (
+        f"rank {culprit} called all_reduce {_number(job, other_order[0])} of {other_order[0]}_group before all_reduce "
+        f"{_number(job, order[0])} of {order[0]}_group, and {others} after it: a deadlock across process groups"
+    )
+    without_history = explain_hang(job.dumps(only_open=True)).verdict
+    assert without_history.kind is HangKind.DESYNC
+    assert without_history.ranks == ([culprit] if num_ranks > 2 else [0, 1])
+
+
+def _number(job: Job, group: str) -> int:
+    return max(call.sequence for call in job.dumps()[0].operations if call.group == group)
+
+
+def test_a_cycle_of_three_groups_names_all_three() -> None:
+    job = Job({WORLD: (0, 1, 2), "1": (0, 1), "2": (1, 2), "3": (0, 2)}).call(WORLD)
+    for rank, groups in enumerate(("13", "21", "32")):
+        for group in groups:
+            job.call(group, [rank], done=False)
+    verdict = explain_hang(job.dumps()).verdict
+    assert (verdict.kind, verdict.ranks) == (HangKind.DESYNC, [0, 1, 2])
+    assert verdict.evidence[0].message == (
+        "waits in all_reduce 1 of 1_group for rank 1, which called it after all_reduce 1 of 2_group"
+    )
+
+
+@given(st.data())
+def test_ranks_that_call_in_one_order_never_deadlock_whatever_has_ended_at_whatever_moment(data: st.DataObject) -> None:
+    num_ranks = data.draw(st.integers(2, 5))
+    ranks = st.lists(st.integers(0, num_ranks - 1), min_size=2, unique=True).map(lambda one: tuple(sorted(one)))
+    members = data.draw(st.lists(ranks, min_size=1, max_size=4))
+    job = Job({WORLD: tuple(range(num_ranks))} | {str(number + 1): one for number, one in enumerate(members)})
+    program = data.draw(st.lists(st.sampled_from(list(job.groups)), min_size=1, max_size=8))
+    called = [data.draw(st.integers(0, len(program))) for _ in range(num_ranks)]
+    ended = [data.draw(st.integers(0, one)) for one in called]
+    for place, group in enumerate(program):
+        for rank in job.groups[group]:
+            if place < called[rank]:
+                job.call(group, [rank], done=place < ended[rank])
+    assert explain_hang(job.dumps()).verdict.kind is not HangKind.DESYNC
+
+
+def test_gloo_runs_its_groups_at_once_so_that_their_order_says_nothing() -> None:
+    job = Job({WORLD: (0, 1), "1": (0, 1)}, backend="gloo").call(WORLD).call("1")
+    for rank, groups in enumerate((("1", WORLD), (WORLD, "1"))):
+        for group in groups:
+            job.call(group, [rank], done=False)
+    assert _verdict(job.dumps()) == (Cause.HANG, HangKind.UNKNOWN, [])
+
+
+def test_a_collective_that_runs_beside_an_older_one_does_not_wait_for_it() -> None:
+    job = Job({WORLD: (0, 1), "1": (0, 1)}).call(WORLD).call("1")
+    for rank, groups in enumerate((("1", WORLD), (WORLD, "1"))):
+        for group in groups:
+            job.call(group, [rank], done=False)
+    dumps = [
+        replace(dump, operations=tuple(replace(call, started_ns=1) for call in dump.operations)) for dump in job.dumps()
+    ]
+    assert _verdict(dumps) == (Cause.HANG, HangKind.UNKNOWN, [])
+
+
+def test_a_host_that_waits_for_its_gpu_before_the_call_is_stuck_on_the_gpu() -> None:
+    job = _trained().call("1", [1], done=False)
+    waits = {0: "item() in train (train.py:7)", 1: "item() in train (train.py:9)"}
+    verdict = explain_hang(job.dumps(), device_waits=waits).verdict
+    assert (verdict.kind, verdict.ranks, verdict.reasons) == (HangKind.DEVICE, [0], ["device"])
+    assert verdict.summary == (
+        "rank 0 never called the collective that the others wait in: its GPU does not finish the work before it, for "
+        "which the host waits in item() in train (train.py:7); 1 other waits"
+    )
+
+
+def test_a_host_that_waits_for_its_gpu_while_a_message_is_open_may_wait_for_the_message() -> None:
+    job = Job({WORLD: (0, 1, 2)}).call(WORLD).call(WORLD, [0, 1], done=False)
+    job.message(WORLD, 2, "send 2->1", done=False).message(WORLD, 1, "recv 1<-2", done=False)
+    verdict = explain_hang(job.dumps(), device_waits={2: "item() in train (train.py:7)"}).verdict
+    assert (verdict.kind, verdict.ranks) == (HangKind.HOST, [2])

@@ -131,3 +131,18 @@ def test_no_rank_that_gets_on_is_ever_called_guilty(reported: list[tuple[bool, b
     state, _, ranks = _told(states)
     if state is _HANG:
         assert not {one.rank for one in states if not one.is_still} & set(ranks)
+
+
+def test_a_desync_is_named_at_once_also_where_it_names_all_ranks() -> None:
+    job = Job({WORLD: (0, 1), "1": (0, 1)})
+    job.call(WORLD, [0], done=False).call("1", done=False).call(WORLD, [1], done=False)
+    report = explain_hang(job.dumps(), world_size=2)
+    assert _told([_apart(0), _apart(1)], report, expected=[0, 1]) == (_HANG, HangKind.DESYNC, [0, 1])
+
+
+def test_ranks_that_all_wait_for_their_gpus_without_an_open_call_are_stuck_on_them() -> None:
+    report = explain_hang(Job({WORLD: (0, 1)}).call(WORLD).dumps(), world_size=2)
+    states = [_apart(rank, age_seconds=24.0, device_wait="item() in train (train.py:3)") for rank in (0, 1)]
+    assert _told(states, report, expected=[0, 1]) == (_HANG, HangKind.DEVICE, [0, 1])
+    assert _told([states[0], replace(states[1], device_wait="")], report, [0, 1]) == (_HANG, HangKind.HOST, [0, 1])
+    assert _told(states, expected=[0, 1]) == (_HANG, HangKind.UNKNOWN, [])  # without recorders they may be in calls

@@ -12,6 +12,8 @@ from stepscope.core.vocabulary import Cause, Reason
 _RUNS = kept_runs()
 
 _MISSED = {
+    # Two values of each gradient are read; how much host time goes with them is seen for one only.
+    "ranks/ddp_one_reads": {"share"},
     # The saves take 55 of 74 ms a step bare, 33 of 62 in the profiled run.
     "gpu/trainer_saves": {"share"},
     # Convolutions without the change of layout gain more than the nearest measured ones: 44 ms for 36.
@@ -32,6 +34,8 @@ _MISSED = {
     "calls/resnet_empties_cache": {"share"},
     # The same, and the profiled run is slower than the bare blocks.
     "calls/encoder_histograms": {"share", "step"},
+    # Recorded when waits for the loaders of trainers' own loops were in no record: no step tells why it is slow.
+    "several/hf_ddp_loader": {"cause", "reasons", "ranks", "advice"},
     # Most of what a tensor of one number costs is Python and its launch, not the copy.
     "calls/resnet_scalar_tensors": {"cause"},
 }
@@ -62,8 +66,8 @@ def test_a_truth_is_whole(run: Path) -> None:
 
 
 def test_all_runs_stay_small() -> None:
-    assert len(kept_runs()) == 98
-    assert sum(path.stat().st_size for path in KEPT.rglob("*") if path.is_file()) < 27e6
+    assert len(kept_runs()) == 113
+    assert sum(path.stat().st_size for path in KEPT.rglob("*") if path.is_file()) < 41e6
 
 
 def test_the_reliability_table_counts_what_is_named() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,30 @@ def test_accumulated_batches_are_one_step_with_what_was_logged(
     assert [row.captured for row in report.steps] == [False] * 3 + [True] * 2 + [False] * 3
     assert [{"loss", "grad_norm"} <= set(row.figures) for row in report.steps] == [False, True] * 4
     assert [set(row.phases_ms) for row in report.steps] == [set()] * 4 + [{"evaluation", "checkpoint"}] + [set()] * 3
+
+
+def test_waits_for_the_trainers_own_loader_are_told(tmp_path: Path, steps_of: Callable[[Path], StepReport]) -> None:
+    from stepscope.training.adapters.huggingface import StepscopeCallback
+
+    trainer = _trainer(tmp_path, StepscopeCallback(run="r", out=tmp_path), save_strategy="no")
+    trainer.train_dataset = _SlowRows(trainer.train_dataset)
+    trainer.train()
+    waits_ms = [row.data_wait_ms for row in steps_of(tmp_path / "r").steps]
+    assert min(waits_ms[1:-1]) > 4 * _SlowRows.seconds * 1e3  # four rows a step; accelerate asks one batch ahead
+
+
+class _SlowRows(torch.utils.data.Dataset):  # type: ignore[misc, name-defined]
+    seconds = 0.002
+
+    def __init__(self, rows: Any) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(self.seconds)
+        return self._rows[index]
 
 
 def test_each_training_is_a_run_and_the_verdict_is_to_be_had(tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ def test_accumulated_batches_are_one_step_and_validation_is_a_phase(
     assert [row.index for row in report.steps] == list(range(6))
     assert [set(row.phases_ms) for row in report.steps] == [set()] * 3 + [{"evaluation"}] + [set()] * 2
     assert all(row.figures["loss"] > 0 for row in report.steps)
+    assert all(row.data_wait_ms > 0 for row in report.steps)  # of Trainer's own fetcher
 
 
 def test_an_exception_ends_the_attempt_and_keeps_the_steps_before(tmp_path: Path) -> None:

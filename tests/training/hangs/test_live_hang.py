@@ -134,13 +134,15 @@ def test_a_loop_that_mostly_waits_in_one_line_is_seen_to_move() -> None:
         thread.join()
 
 
-def test_what_our_own_processes_compute_is_counted_apart() -> None:
+def test_what_our_own_processes_compute_and_read_is_counted_apart() -> None:
     own = HelperProcesses()
-    with subprocess.Popen([sys.executable, "-c", "sum(range(3_000_000))"]) as process:
+    program = "sum(range(3_000_000)); open('/dev/zero', 'rb').read(5_000_000)"
+    with subprocess.Popen([sys.executable, "-c", program]) as process:
         own.running.add(process.pid)
         while (code := own.reap(process.pid)) is None:
             time.sleep(0.02)
         process.returncode = code
     assert (code, own.running) == (0, set())
     assert own.seconds > 0
+    assert own.num_bytes > 5_000_000
     assert own.reap(process.pid) == -1

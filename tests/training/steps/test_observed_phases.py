@@ -269,6 +269,43 @@ def test_a_loader_read_without_gradients_is_an_evaluation_in_any_mode(loop: _Loo
     assert loop.end_step() == 3 * _SECONDS
 
 
+class _SlowRows(torch.utils.data.Dataset):  # type: ignore[misc, name-defined]
+    """Rows that take a second each."""
+
+    def __init__(self, clock: _Clock) -> None:
+        self._clock = clock
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        self._clock.sleep(1.0)
+        return torch.ones(2)
+
+
+@pytest.mark.parametrize("is_timed", [False, True])
+def test_waits_for_batches_to_learn_from_are_told_where_nobody_times_them(loop: _Loop, is_timed: bool) -> None:
+    loop.watch._is_timed = lambda: is_timed
+    batches = iter(torch.utils.data.DataLoader(_SlowRows(loop.clock), batch_size=2))
+    waits = []
+    for _ in range(3):
+        next(batches)
+        loop.train()
+        loop.clock.sleep(5.0)
+        record = StepRecord(0, 0, 1)
+        loop.watch.steps_ended([record])
+        waits.append(record.data_wait_ns / 1e9)
+    assert waits == [0.0 if is_timed else 2.0] * 3
+
+
+def test_a_wait_that_is_told_is_not_told_twice(loop: _Loop) -> None:
+    next(iter(torch.utils.data.DataLoader(_SlowRows(loop.clock))))
+    loop.train()
+    record = StepRecord(0, 0, 1, data_wait_ns=7)
+    loop.watch.steps_ended([record])
+    assert record.data_wait_ns == 7
+
+
 def test_an_error_of_a_loader_passes_and_the_next_wait_is_seen(loop: _Loop) -> None:
     class Broken(torch.utils.data.Dataset):  # type: ignore[misc, name-defined]
         def __len__(self) -> int:
