@@ -35,8 +35,8 @@ _JOB_PATH = re.compile(r"slurm[^/]*(?:/[^/]+)*?/job_(\d+)(?:/step_([^/]+))?")
 that runs slurmd with a prefix."""
 
 _NUMBER = re.compile(r"\d{1,10}", re.ASCII)
-"""A number of a job, step or array task. One that squeue does not take, from one user's environment, would cost all jobs
-their names."""
+"""A number of a job, step or array task. One that squeue does not take, from one user's environment, would cost all
+jobs their names."""
 _OUTSIDE_OF_STEPS = frozenset({"", "batch", "interactive", "extern"})
 
 
