@@ -115,6 +115,7 @@ class Agent:
             log_lines_dropped=log_lines_dropped,
             own_readings=self._otlp.readings if self._otlp else tuple,
         )
+        sources.after_round = page.prepare
         # the lock first and last: an agent that is refused has touched nothing, one that ends has released everything
         with self._lock, self._training or nullcontext(), self._kineto or nullcontext(), captures:
             access = Access(agent_token(self._state_directory, self._token_file), guard)

@@ -129,11 +129,13 @@ class GpuProbes:
     def _wait(self, seconds: float) -> None:
         waited_for = poll()  # a new one each time is a list, where epoll would be a file
         waited_for.register(self._wake_read, POLLIN)
-        if waited_for.poll(1e3 * min(seconds, _GATHER_SECONDS)):
-            return
+        if self._supervisor.is_waiting:
+            if waited_for.poll(1e3 * min(seconds, _GATHER_SECONDS)):
+                return
+            seconds -= _GATHER_SECONDS
         for probe in self._supervisor.probes():
             waited_for.register(probe, POLLIN)
-        waited_for.poll(1e3 * max(0.0, seconds - _GATHER_SECONDS))
+        waited_for.poll(1e3 * max(0.0, seconds))
 
     def _publish(self) -> None:
         """Replace what `snapshot` reads as a whole: it needs no lock and never sees half of a step."""

@@ -96,6 +96,11 @@ class ProbeSupervisor:
     def probes(self) -> list[GpuProbe]:
         return [slot.probe for slot in self._slots() if slot.probe is not None]
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether any of them is to answer."""
+        return any(slot.is_waiting for slot in self._slots())
+
     def known(self) -> tuple[ProbeTarget, ...]:
         """All GPUs as they are now, by index."""
         ordered = sorted(self.targets.items(), key=lambda entry: (entry[1].index, entry[0]))

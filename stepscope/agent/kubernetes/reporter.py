@@ -6,12 +6,10 @@ Health never waits for it. A server that does not answer is asked again after 5 
 from __future__ import annotations
 
 import logging
-import random
 import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from stepscope.agent.config.settings import KubernetesSettings
@@ -26,6 +24,7 @@ from stepscope.agent.kubernetes.node_report import (
     condition_of,
 )
 from stepscope.collectors.jobs.kubernetes.pods import KubernetesApi
+from stepscope.collectors.kernel_log import boot_id
 from stepscope.core.errors import UsageError
 from stepscope.core.hardware.health import HealthReport, Severity
 from stepscope.core.metrics.agent import AGENT
@@ -143,6 +142,8 @@ class NodeReporter:
         except NodeApiError:
             self._counts["condition", "failed"] += 1
             raise
+        import random
+
         self._counts["condition", self._result] += 1
         self._written, self._status = condition, condition.status
         self._write_at = now + _MIN_SECONDS
@@ -176,6 +177,8 @@ class NodeReporter:
         try:
             call()
         except NodeApiError as error:
+            import random
+
             pause = max(self._pause, error.retry_seconds or 0.0)
             self._retry_at = now + pause * random.uniform(0.8, 1.2)
             self._pause = min(self._pause * 2, _LAST_RETRY_SECONDS)
@@ -214,14 +217,7 @@ def node_reporter_of(settings: KubernetesSettings, node: str, environment: Mappi
             "there is no service account of a pod here",
             what_next="apply deploy/kubernetes/node-condition.yaml and set automountServiceAccountToken: true",
         )
-    return NodeReporter(NodeApi(server, node, is_dry_run=settings.report == "dry_run"), settings, boot=_boot_id())
-
-
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
+    return NodeReporter(NodeApi(server, node, is_dry_run=settings.report == "dry_run"), settings, boot=boot_id() or "")
 
 
 def _condition_in(node: dict[str, Any], kind: str) -> ConditionStatus | None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import os
 import select
 import socket
@@ -175,6 +174,8 @@ class TrainingConnection:
 
 def _key_of(hello: messages.Hello, peer: TrainingPeer) -> str:
     """Key of the process: the same on each of its connections, and unlike that of a process of another user."""
+    import hashlib  # it loads OpenSSL, 4 MB that an agent without training does without
+
     identity = f"{peer.uid}\n{hello.run_directory}\n{hello.rank}\n{hello.pid}\n{hello.start_ns}"
     return f"profile-{hello.rank}-{hashlib.sha256(identity.encode(errors='replace')).hexdigest()[:16]}"
 

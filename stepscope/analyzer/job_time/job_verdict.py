@@ -10,6 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from stepscope.analyzer.blame.advice import Advice
+from stepscope.analyzer.goodput.attempts import attempt_records
+from stepscope.analyzer.goodput.job import job_goodput
 from stepscope.analyzer.job_time.calibrated_steps import CalibratedSteps
 from stepscope.analyzer.job_time.captured_steps import CapturedSteps
 from stepscope.analyzer.job_time.job_losses import HOST_CAUSES, JobLosses, job_losses
@@ -95,7 +97,7 @@ def _judged(
 ) -> Analysis:
     losses = job_losses(training, captures, facts.light)
     judge = Judge(analysis, training, losses, _loader_findings(training, losses, advice), facts.num_cpus, advice)
-    job_time = _job_time(training, losses, has_trace=bool(captures))
+    job_time = _job_time(training, losses, facts.attempts, has_trace=bool(captures))
     notices = [*analysis.warnings, *training.steps.notices, *_notices(training)]
     return replace(analysis, verdict=judge.verdict(), job_time=job_time, warnings=notices)
 
@@ -164,8 +166,10 @@ def _replayed(analysis: Analysis, cause: Cause, step_ms: float, actions: Sequenc
     return PredictedFix(action, after, step_ms / after if after > 0 else None, abs(gain.replay_error), REPLAY)
 
 
-def _job_time(training: TrainingTime, losses: JobLosses, *, has_trace: bool) -> JobTime:
+def _job_time(training: TrainingTime, losses: JobLosses, attempts: Sequence[Attempt], *, has_trace: bool) -> JobTime:
     goodput = training.goodput
+    records = attempt_records("", training.steps, training, attempts)
+    of_job, _ = job_goodput("", records, on_device=training.steps.on_device)
     slow = training.slow
     unexplained = sum(
         loss.ms
@@ -198,6 +202,8 @@ def _job_time(training: TrainingTime, losses: JobLosses, *, has_trace: bool) -> 
         else None,
         trend=training.trend,
         num_settled=training.num_settled,
+        rank_seconds=of_job.rank_seconds,
+        gpu_time=of_job.time,
     )
 
 

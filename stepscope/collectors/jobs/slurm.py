@@ -8,8 +8,8 @@ after the GPU ("0", or "0.7" for GPU instance 7), one job a line; an epilog that
 
 from __future__ import annotations
 
+import os
 import re
-import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,6 +34,9 @@ _JOB_PATH = re.compile(r"slurm[^/]*(?:/[^/]+)*?/job_(\d+)(?:/step_([^/]+))?")
 """/slurm/uid_1000/job_123/step_0/task_1, /system.slice/node1_slurmstepd.scope/job_123/step_batch/user/task_0; in a pod
 that runs slurmd with a prefix."""
 
+_NUMBER = re.compile(r"\d{1,10}", re.ASCII)
+"""A number of a job, step or array task. One that squeue does not take, from one user's environment, would cost all
+jobs their names."""
 _OUTSIDE_OF_STEPS = frozenset({"", "batch", "interactive", "extern"})
 
 
@@ -57,16 +60,16 @@ def slurm_place_of(process: Process) -> SlurmPlace | None:
     if places:
         return max(places, key=lambda place: bool(place.step))
     job_id = process.variable("SLURM_JOB_ID")
-    if not job_id.isdecimal():
+    if _NUMBER.fullmatch(job_id) is None:
         return None
     step = process.variable("SLURM_STEP_ID")
-    return SlurmPlace(job_id, step if step.isdecimal() else "")
+    return SlurmPlace(job_id, step if _NUMBER.fullmatch(step) else "")
 
 
 def slurm_array_task_of(process: Process) -> str:
     """ "120_3" of a process of a Slurm array's task; empty of others."""
     job, task = process.variable("SLURM_ARRAY_JOB_ID"), process.variable("SLURM_ARRAY_TASK_ID")
-    return f"{job}_{task}" if job and task else ""
+    return f"{job}_{task}" if _NUMBER.fullmatch(job) and _NUMBER.fullmatch(task) else ""
 
 
 def slurm_gpus_of_process(process: Process, devices: Sequence[DeviceUsage]) -> tuple[list[DeviceUsage], list[str]]:
@@ -207,12 +210,18 @@ class SlurmNames:
     array: str
 
 
+def _squeue_in_path() -> str | None:
+    """As `shutil.which`, for whose compression libraries the agent has no use."""
+    paths = (os.path.join(folder, "squeue") for folder in os.get_exec_path())
+    return next((path for path in paths if os.path.isfile(path) and os.access(path, os.X_OK)), None)
+
+
 class SlurmNamesCollector:
     """Names of Slurm jobs from squeue. Only `collect` blocks; the rest returns what is known."""
 
     def __init__(self, command: str | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         """`command` is squeue's path; found in PATH by default."""
-        self._command = command or shutil.which("squeue")
+        self._command = command or _squeue_in_path()
         self._clock = clock
         self._known: dict[str, SlurmNames | None] = {}
         self._wanted: frozenset[str] = frozenset()
