@@ -26,7 +26,7 @@ def attach(engine: Any, **options: Any) -> Iterator[Profile]:
     """
     labels = {"zero_stage": str(engine.zero_optimization_stage())} | dict(options.pop("labels", None) or {})
     mesh = options.pop("mesh", None) or getattr(engine, "grid", None) or engine.mpu or {"dp": engine.dp_world_size}
-    begun = {"first_step": engine.global_steps} | options
+    begun = {"first_step": getattr(engine, "global_steps", None)} | options
     with profile(mesh=mesh, labels=labels, **begun) as prof:
         patches = [Patch(engine, "save_checkpoint", partial(_in_phase, prof))]
         if hasattr(engine, "train_batch"):
