@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from stepscope.agent.polling import SourceState
-from stepscope.agent.training_link.connection import TrainingPeer, start_ticks_of
+from stepscope.agent.training_link.connection import TrainingPeer, start_ticks_of, uid_of_process
 from stepscope.agent.training_link.counter_history import CounterHistory, bounded_line
 from stepscope.agent.training_link.server import TrainingServer
 from stepscope.core.process import WorkerThread
@@ -35,10 +35,11 @@ class CounterFeed:
         seconds: float = COUNTERS_SECONDS,
         wall_clock_ns: Callable[[], int] = time.time_ns,
         start_ticks: Callable[[int], int | None] = start_ticks_of,
+        uid_of: Callable[[int], int | None] = uid_of_process,
     ) -> None:
         self._server, self._states = server, states
         self._interval, self._seconds = interval, seconds
-        self._wall_clock_ns, self._start_ticks = wall_clock_ns, start_ticks
+        self._wall_clock_ns, self._start_ticks, self._uid_of = wall_clock_ns, start_ticks, uid_of
         self._history = CounterHistory()
         self._sent: dict[str, tuple[float, int | None]] = {}
         self._worker = WorkerThread(self._look, name="stepscope-counters", log=_log)
@@ -63,7 +64,7 @@ class CounterFeed:
             sent, sent_ns = self._sent[key]
             if now - sent >= self._seconds:
                 self._sent[key] = now, now_ns
-                message = self._history.message(self._pid(peer), sent_ns, now_ns)
+                message = self._history.message(self._pid(peer), sent_ns, now_ns, uid=peer.uid, uid_of=self._uid_of)
                 self._server.send_counters(key, bounded_line(message))
         return self._interval
 

@@ -23,7 +23,7 @@ from stepscope.core.metrics.readings import (
     labels_of,
     with_labels,
 )
-from stepscope.core.protocol.counters import MAX_SAMPLES, Counters, GpuCounters
+from stepscope.core.protocol.counters import MAX_OTHERS, MAX_SAMPLES, Counters, GpuCounters, OtherProcess
 from stepscope.core.protocol.messages import MAX_LINE_BYTES, ProtocolError, decode_message, encode_message
 
 _SECOND = 1_000_000_000
@@ -94,9 +94,25 @@ def test_a_process_gets_the_samples_of_its_own_gpu_once() -> None:
     assert gpu.values["power_limit_watts"] == (*[None] * 9, 700.0)  # read once in that time
     assert gpu.throttle_reasons == {"power_cap": tuple(float(at % 2) for at in range(11, 21))}
     assert gpu.missing == {"memory_temperature_celsius": "not_supported"}
-    assert (gpu.other_processes, gpu.other_memory_bytes) == (2, 3e9)  # and nothing else about them
+    assert (gpu.other_processes, gpu.other_memory_bytes) == (2, 3e9)
+    assert (gpu.others, gpu.process_memory_bytes) == ((), 5e9)  # nothing else about the others
     assert message.host is None
     assert message.missing == {"host": "not_yet"}
+
+
+def test_other_processes_of_the_same_user_are_named_and_nobody_elses() -> None:
+    history = CounterHistory()
+    held: dict[int, float | None] = {7: 5e9, 8: 1e9, 9: 2e9, 10: None} | dict.fromkeys(range(20, 40), 1.0)
+    history.observe([_gpus(1, holders={0: held})], _BEGIN + 2 * _SECOND)
+    users = {7: 1000, 8: 1000, 9: 1001, 10: 1000} | dict.fromkeys(range(20, 40), 1000)
+    (gpu,) = history.message(7, None, _BEGIN + 2 * _SECOND, uid=1000, uid_of=users.get).gpus
+    assert gpu.others[0] == OtherProcess(8, 1000, 1e9)
+    assert 9 not in [other.pid for other in gpu.others]
+    assert (len(gpu.others), gpu.other_processes) == (MAX_OTHERS, 23)
+    (of_nobody,) = history.message(7, None, _BEGIN + 2 * _SECOND, uid=None, uid_of=lambda _: None).gpus
+    assert of_nobody.others == ()
+    message = Counters(1, gpus=(gpu,))
+    assert decode_message(encode_message(message)) == message
 
 
 def test_what_is_not_known_is_none_with_its_reason() -> None:
