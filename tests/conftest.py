@@ -39,6 +39,15 @@ def _agents_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_views_are_kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests of the analysis read their traces; those of the views turn them on, in a cache of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STEPSCOPE_VIEWS", "off")
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def no_signal_handler_is_left() -> Iterator[None]:
     """A handler that a test leaves behind reaches every process forked by later tests."""

@@ -177,24 +177,26 @@ COMMUNICATION_JOBS: tuple[Job, ...] = (
 
 # Two GPUs
 
-_LLAMA: dict[str, Any] = {"width": 2048, "length": 256, "layers": 4}
+_WIDE: dict[str, Any] = {"width": 8192, "length": 128, "layers": 1}
+"""Many gradients and few launches: the links and not a slow host are the limit."""
+_LLAMA: dict[str, Any] = {"width": 4096, "length": 512, "layers": 4, "batch": 12}
 
 
 def _llama_accumulates(bench: Bench, change: str | None) -> Arm:
-    model = _language_model(bench, "llama", {}, **_LLAMA, batch=16)
+    model = _language_model(bench, "llama", {}, **_WIDE, batch=16)
     return _accumulating(model, 8, reduces_once=change == "no_sync")
 
 
 def _llama_small_buckets(bench: Bench, change: str | None) -> Arm:
     size = 25 if change == "buckets" else 1
-    return Arm(_language_model(bench, "bert", {"bucket_cap_mb": size}, layers=12, width=768, length=256, batch=16))
+    return Arm(_language_model(bench, "bert", {"bucket_cap_mb": size}, layers=12, width=768, length=256, batch=80))
 
 
 def _llama_full_gradients(bench: Bench, change: str | None) -> Arm:
     """Weights and gradients in float32, compute in bfloat16."""
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
-    model = under_autocast(_language_model(bench, "llama", {}, **_LLAMA, batch=4, weights=torch.float32))
+    model = under_autocast(_language_model(bench, "llama", {}, **_WIDE, batch=4, weights=torch.float32))
     if change == "half":
         model.module.register_comm_hook(None, bf16_compress_hook)  # type: ignore[operator]
     return Arm(model, products="high")
@@ -208,7 +210,7 @@ def _gpt2_searches_unused(bench: Bench, change: str | None) -> Arm:
 def _gpt2_tuned(bench: Bench, change: str | None) -> Arm:
     options = {"gradient_as_bucket_view": True} if change == "views" else {}
     return Arm(
-        _language_model(bench, "gpt2", options | {"bucket_cap_mb": 100 if change == "buckets" else 25}, batch=12)
+        _language_model(bench, "gpt2", options | {"bucket_cap_mb": 100 if change == "buckets" else 25}, batch=32)
     )
 
 
@@ -226,11 +228,11 @@ def _sharded(bench: Bench, units: str, **sizes: Any) -> Arm:
 
 
 def _llama_whole(bench: Bench, change: str | None) -> Arm:
-    return _sharded(bench, "blocks" if change == "units" else "whole", **(_LLAMA | {"layers": 8}), batch=8)
+    return _sharded(bench, "blocks" if change == "units" else "whole", **_LLAMA)
 
 
 def _llama_linear_units(bench: Bench, change: str | None) -> Arm:
-    return _sharded(bench, "blocks" if change == "units" else "linear", **(_LLAMA | {"layers": 8}), batch=8)
+    return _sharded(bench, "blocks" if change == "units" else "linear", **_LLAMA)
 
 
 def _gpu(

@@ -17,10 +17,9 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.labelled_runs.host_limit import TRUTH_FILE, kernels_ms_of, with_host_limit
 from stepscope.core.documents.run_directory import LIGHT_FOLDER, RUN_FILE, STEPS_FOLDER, TRACES_FOLDER
 from stepscope.store.runs import load_manifest
-
-TRUTH_FILE = "truth.json"
 
 _UNREAD_HEADER = ("traceName", "trace_id", "ERROR")
 _UNREAD = frozenset(
@@ -51,7 +50,7 @@ def keep(recorded: Path, kept: Path) -> None:
         shutil.copytree(run / STEPS_FOLDER, target / STEPS_FOLDER)
         manifest = replace(load_manifest(run), host="", versions={}, environment={})
         (target / RUN_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
-        truth = json.loads(path.read_text())[name]
+        truth = with_host_limit(json.loads(path.read_text())[name], kernels_ms_of(run))
         (target / TRUTH_FILE).write_text(json.dumps(truth, indent=1) + "\n")
         for folder in (LIGHT_FOLDER, TRACES_FOLDER):
             for trace in run.glob(f"{folder}/*/*.json.gz"):

@@ -17,6 +17,7 @@ from typing import Any
 
 import stepscope
 from benchmarks.labelled_runs.arms import Arms
+from benchmarks.labelled_runs.host_limit import HOST_IS_NEAR
 from benchmarks.labelled_runs.job import Bench, Fault, Job, Training
 
 _LEAST_MEASURED, _LEAST_LEFT_OUT = 12, 4
@@ -196,10 +197,6 @@ def _multiple(period: int, least: int) -> int:
     return -(-least // period) * period
 
 
-_HOST_IS_NEAR = 0.85
-"""Host's part of a step on an empty queue from which on a faster device may leave the host behind."""
-
-
 def _truth_of_changes(job: Job, bare: Mapping[frozenset[str], BareSteps]) -> dict[str, Any]:
     """What a verdict on a job without faults should say: the changes that were measured."""
     plain = bare[frozenset()]
@@ -215,7 +212,7 @@ def _truth_of_changes(job: Job, bare: Mapping[frozenset[str], BareSteps]) -> dic
             "gain": round(1 - step_ms / plain.mean_ms, 3),
             "is_batch": change.samples != 1,
         }
-    is_host_near = plain.launch_ms > _HOST_IS_NEAR * plain.mean_ms
+    is_host_near = plain.launch_ms > HOST_IS_NEAR * plain.mean_ms
     return {
         "what": job.what,
         "bare_ms": round(plain.mean_ms, 2),

@@ -96,7 +96,7 @@ def _copies(bench: Bench) -> Training:
 
 def _accumulates(bench: Bench) -> Training:
     """Gradients of four micro-batches, reduced each time or once a step."""
-    model = _ddp(bench, "llama", layers=4, width=1536, length=256, batch=16)
+    model = _ddp(bench, "llama", layers=1, width=6144, length=128, batch=16)
     module = model.module
     assert isinstance(module, DistributedDataParallel)
 

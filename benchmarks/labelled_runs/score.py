@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.labelled_runs.keep import TRUTH_FILE
+from benchmarks.labelled_runs.host_limit import TRUTH_FILE
 from stepscope.core.documents.analysis import Headroom, PredictedFix, Verdict
 from stepscope.workflow.analyze import analyze
 
@@ -136,6 +136,8 @@ def checks_of(verdict: Verdict, truth: dict[str, Any], step_tolerance: float) ->
         check("share", is_right=_is_near(verdict.share, share), said=f"{_text(verdict.share)} for {share:.3f}")
     elif (most := truth.get("max_share", {}).get(verdict.cause)) is not None:
         check("share", is_right=(verdict.share or 0.0) <= most + SHARE_TOLERANCE, said=_text(verdict.share))
+    elif (least := truth.get("min_share")) is not None:
+        check("share", is_right=(verdict.share or 0.0) >= least, said=f"{_text(verdict.share)} for {least:.3f} or more")
     if fixed := truth.get("fixed_ms"):
         check("step", is_right=_is_step(verdict.fix, fixed, step_tolerance), said=f"{_step(verdict.fix)} for {fixed}")
     if most := truth.get("max_confidence"):
@@ -205,7 +207,11 @@ def _step_text(step_ms: float | None) -> str:
 
 
 def _truth_of_cause(truth: dict[str, Any], cause: str) -> dict[str, Any]:
-    """Of a pair the truth of the fault that was named first; of another right cause nothing else is known."""
+    """Of a pair the truth of the fault that was named first; of another right cause nothing else is known, but that
+    one beside the job's fault takes more than it."""
+    if cause in truth.get("also", []):
+        known = {"cause": [cause], "bottleneck": True, "reasons": [], "min_share": truth["share"]}
+        return {key: truth[key] for key in ("what", "blocks_ms")} | known
     pair = truth.get("pair", {})
     if not pair or cause not in truth["cause"]:
         return truth

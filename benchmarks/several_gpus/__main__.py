@@ -39,6 +39,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=9.0, help="of the whole call")
     parser.add_argument("--only", nargs="*", default=[], help="names of cases or of hangs")
     parser.add_argument("--have", nargs="*", type=Path, default=[], help="cases.jsonl of earlier calls")
+    parser.add_argument("--again", nargs="*", default=[], help="cases to record though --have has them")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--tiny", action="store_true", help="small sizes, to try the code")
     parser.add_argument("--case-seconds", type=float, default=60.0, help="that a case may take")
@@ -76,6 +77,7 @@ def main() -> None:
         options.tiny,
         not options.no_agent,
         options.have,
+        options.again,
     )
     sys.exit(1 if Recording(plan).record() else 0)
 

@@ -121,9 +121,9 @@ def _tensor_parallel(bench: Bench) -> Model:
     folder = bench.folder / "llama"
     if bench.rank == 0:
         torch.manual_seed(0)
-        width = bench.size(2048, 64 * bench.num_ranks)  # a head for each rank at least
+        width = bench.size(3072, 64 * bench.num_ranks)  # a head for each rank at least
         full = replace(bench, is_tiny=False)
-        made: Any = transformer(full, "llama", bench.size(8, 2), width, 1024).to(precision(bench))
+        made: Any = transformer(full, "llama", bench.size(3, 2), width, 1024).to(precision(bench))
         made.save_pretrained(folder)
     bench.synchronize()
     outputs = sys.stdout, sys.stderr
@@ -132,7 +132,7 @@ def _tensor_parallel(bench: Bench) -> Model:
     finally:
         sys.stdout, sys.stderr = outputs  # transformers silences all ranks but the first
     module.train()
-    source = Source(tokens(bench.size(1024, 16), VOCABULARY), bench.size(8, 2))
+    source = Source(tokens(bench.size(1024, 16), VOCABULARY), bench.size(40, 2))
 
     def loss(ids: torch.Tensor) -> torch.Tensor:
         answer: torch.Tensor = module(input_ids=ids, labels=ids).loss
@@ -185,7 +185,7 @@ class _PipelineStep:
     def __init__(self, bench: Bench, schedule: str, layers: Sequence[int], num_micro_batches: int) -> None:
         import torch.distributed.pipelining as pipelining
 
-        width, length, rows = bench.size(2048, 64), bench.size(1024, 16), 32 // num_micro_batches
+        width, length, rows = bench.size(2816, 64), bench.size(1024, 16), 32 // num_micro_batches
         rank, last = bench.rank, bench.num_ranks - 1
         self._rank, self._last, self._rows = rank, last, rows * num_micro_batches
         with bench.device:
@@ -227,8 +227,8 @@ def _no_loss(_batch: torch.Tensor) -> torch.Tensor:
     raise NotImplementedError("a stage has no loss of its own")
 
 
-_LAYERS = 4
-"""Of a stage."""
+_LAYERS = 2
+"""Of a stage: few and wide, so that the host launches a micro-batch sooner than the GPU computes it."""
 
 
 def _pipeline(bench: Bench, schedule: str, num_micro_batches: int, extra: int = 0) -> Arm:
@@ -243,7 +243,7 @@ def _gpipe_few(bench: Bench, fault: str | None) -> Arm:
 
 
 def _1f1b_uneven(bench: Bench, fault: str | None) -> Arm:
-    return _pipeline(bench, "1f1b", 8, 2 if fault else 0)
+    return _pipeline(bench, "1f1b", 8, 1 if fault else 0)
 
 
 def _1f1b_few(bench: Bench, fault: str | None) -> Arm:
@@ -293,7 +293,7 @@ _DETAILED = Fault(
     "TORCH_DISTRIBUTED_DEBUG",
     environment=DETAIL,
 )
-_FEW = Fault("few", ("pipeline_bubble",), ("few_micro_batches",), "more micro-batches", "micro.?batch")
+_FEW = Fault("few", ("pipeline_bubble",), ("few_micro_batches",), "more micro-batches", "micro.?batch", is_whole=False)
 
 LAYOUT_JOBS: dict[str, Job] = {
     job.name: job
@@ -306,10 +306,10 @@ LAYOUT_JOBS: dict[str, Job] = {
         _of("fsdp_plain", "Llama under fully_shard, nothing wrong", _sharded_plain, losses=("communication",)),
         _of("tp_plain", "Llama by tp_plan=\"auto\", nothing wrong", _tensor_parallel_plain,
             losses=("communication", "host_bound"), dimension="tp"),
-        _of("tp_python", "Llama by tp_plan=\"auto\", 80 ms of Python a step on rank 1", _tensor_parallel_python,
+        _of("tp_python", "Llama by tp_plan=\"auto\", 150 ms of Python a step on rank 1", _tensor_parallel_python,
             Fault("python", ("host_bound", "straggler"), (), "no Python", ranks=(1,)), dimension="tp"),
         _pp("pp_gpipe_few", "GPipe, 2 micro-batches where 8 fit", arms(_gpipe_few), _FEW),
-        _pp("pp_1f1b_uneven", "1F1B, the first stage has 6 layers and the last 2", arms(_1f1b_uneven),
+        _pp("pp_1f1b_uneven", "1F1B, the first stage has 3 layers and the last 1", arms(_1f1b_uneven),
             Fault("uneven", ("imbalance",), ("uneven_stages",), "even stages", "stage|layers", ranks=(0,))),
         _pp("pp_1f1b_plain", "1F1B, 16 micro-batches, nothing wrong",
             arms(lambda bench, _: _pipeline(bench, "1f1b", 16))),

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.agent.real_agent import RealAgent, started_agent
-from benchmarks.labelled_runs.archive import ArchiveFullError, pack
+from benchmarks.labelled_runs.archive import ArchiveFullError, num_runs_that_fit, pack
 from benchmarks.labelled_runs.job import Job
 from benchmarks.labelled_runs.measurement import BareSteps, sets_of, truth
 from benchmarks.ranks import free_port
@@ -35,6 +35,8 @@ _LEAST_SECONDS = 20.0
 """A case is not begun with less left."""
 _LAST_SECONDS = 12.0
 """Kept free at the end for what waits to be packed."""
+_USUAL_BYTES = 2 << 20
+"""A case may leave as much until one has left more."""
 _COST_AFTER = 8
 """Cases after which the agent's cost is measured: by then the most important are recorded."""
 _COST_SECONDS, _COST_FILE = 60.0, "agent.json"
@@ -50,6 +52,7 @@ class Plan:
         table: where ranks find them, as `module:name`.
         seconds: the whole call may take.
         case_seconds: a case may take.
+        earlier: results of earlier calls; what is recorded there is not recorded again, but for `again`.
     """
 
     jobs: Sequence[Job]
@@ -62,6 +65,7 @@ class Plan:
     is_tiny: bool = False
     has_agent: bool = True
     earlier: Sequence[Path] = ()
+    again: Sequence[str] = ()
 
 
 @dataclass(slots=True)
@@ -79,10 +83,11 @@ class Recording:
         self._plan, self._say = plan, say
         self._began, self._started = time.monotonic(), time.time()
         plan.out.mkdir(parents=True, exist_ok=True)
-        self._results = Results(plan.out, plan.earlier)
+        self._results = Results(plan.out, plan.earlier, plan.again)
         self._work = Path(os.environ.get("TMPDIR", "/tmp")) / f"several-gpus-{os.getpid()}"
         self._packing = ThreadPoolExecutor(1)
         self._packed: list[Future[None]] = []
+        self._most_bytes = _USUAL_BYTES
         self._agent: RealAgent | None = None
         self._samples: AgentSamples | None = None
         self._cost: dict[str, Any] = {}
@@ -145,6 +150,15 @@ class Recording:
     def _write_cost(self) -> None:
         (self._plan.out / _COST_FILE).write_text(json.dumps(self._cost, indent=1) + "\n")
 
+    def _has_room(self) -> bool:
+        """Whether the tar files have room for another case, as large as the largest so far."""
+        num_waiting = sum(not future.done() for future in self._packed)
+        if num_runs_that_fit(self._plan.out, LANE, _MOST_TARS, self._most_bytes) > num_waiting:
+            return True
+        for future in self._packed:
+            future.result()
+        return num_runs_that_fit(self._plan.out, LANE, _MOST_TARS, self._most_bytes) > 0
+
     def _place(self, jobs: Sequence[Job]) -> RankPlace:
         plan = self._plan
         imports = tuple(dict.fromkeys(name for job in jobs for name in job.imports))
@@ -167,6 +181,9 @@ class Recording:
                 is_new = bool(job.environment) and job.environment not in [one.environment for one in deferred]
                 if self._left() - reserved - _ENVIRONMENT_SECONDS * is_new < _LEAST_SECONDS:
                     continue
+                if not self._has_room():
+                    self._say("the tar files are full: the other cases are left to another call")
+                    break
                 if job.environment:
                     self._defer(pool, job, deferred)
                 elif job.is_launched:
@@ -186,7 +203,7 @@ class Recording:
         pool = Pool(self._place([job for job, _ in group.jobs]), group.environment)
         try:
             for job, apart in group.jobs:
-                if self._left() < _LEAST_SECONDS:
+                if self._left() < _LEAST_SECONDS or not self._has_room():
                     break
                 if not pool.is_running:
                     started = pool.start(min(_ENVIRONMENT_SECONDS, self._left()))
@@ -306,6 +323,7 @@ class Recording:
             return
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+        self._most_bytes = max(self._most_bytes, figures["bytes"])
         self._results.add(Result(job.name, RECORDED, began, ended - began, figures))
         self._say(f"{job.name} recorded in {ended - began:.1f} s ({self._elapsed():.0f} s): {figures}")
 

@@ -37,11 +37,13 @@ class Results:
 
     Args:
         earlier: files of results, whose recorded cases are not made again.
+        again: names of cases that are made again all the same, if `out` does not have them.
     """
 
-    def __init__(self, out: Path, earlier: Sequence[Path] = ()) -> None:
+    def __init__(self, out: Path, earlier: Sequence[Path] = (), again: Sequence[str] = ()) -> None:
         self._path = out / FILE
-        self._known = [one for path in (*earlier, self._path) for one in read_results(path)]
+        self._known = [one for path in earlier for one in read_results(path) if one.name not in again]
+        self._known += read_results(self._path)
 
     def is_recorded(self, name: str) -> bool:
         return any(one.name == name and one.state == RECORDED for one in self._known)

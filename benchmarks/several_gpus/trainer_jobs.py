@@ -14,12 +14,12 @@ from benchmarks.labelled_runs.frameworks import HuggingFaceLoop, LightningLoop
 from benchmarks.labelled_runs.job import Bench, Change, Fault, Job, Loop, Training, evaluation, every, slow_python
 from benchmarks.labelled_runs.models import Model, language_model
 
-SIZES: dict[str, Any] = {"layers": 8, "width": 1536, "batch": 12}
-"""A step of about 45 ms on a large GPU, which the host launches in half of that."""
+SIZES: dict[str, Any] = {"layers": 4, "width": 2560, "batch": 16}
+"""A step of about 80 ms on a large GPU, which a slow host launches in half of that: few layers, each of much work."""
 SMALL: dict[str, Any] = {"layers": 4, "width": 1024, "batch": 16}
 """Weights that are soon saved."""
 
-PYTHON_SECONDS = 0.08
+PYTHON_SECONDS = 0.15
 """On one rank: longer than a step, so that the host cannot hide it."""
 _SAVE_PERIOD, _EVALUATION_PERIOD = 8, 6
 
@@ -54,7 +54,7 @@ def _hf(
 def _hf_slow_loader(bench: Bench) -> Training:
     """Two workers of rank 1, each of which needs four steps' time for a batch."""
     num_rows = bench.size(SIZES["batch"], 2)
-    work = sleeping(0.2 / num_rows)
+    work = sleeping(0.32 / num_rows)
     return _hf(bench, "gpt2", SIZES, work={"loader": on_rank(bench, 1, work)})
 
 
@@ -166,7 +166,7 @@ def _accelerate_reads(bench: Bench) -> Training:
 
 def _accelerate_reduces(bench: Bench) -> Training:
     """Four micro-batches a step, whose gradients are reduced each time."""
-    trained = _Accelerated(bench, "llama", {"layers": 4, "width": 2048, "length": 256, "batch": 16})
+    trained = _Accelerated(bench, "llama", {"layers": 1, "width": 8192, "length": 128, "batch": 16})
 
     def learn(batch: torch.Tensor, on: Set[str]) -> bool:
         parts = batch.to(bench.device, non_blocking=True).chunk(4)
@@ -211,8 +211,8 @@ def _lightning_evaluates(bench: Bench) -> Training:
 
 
 def _lightning_loader(bench: Bench) -> Training:
-    """The workers of rank 1 need 80 ms for a batch."""
-    return _lightning(bench, "llama", SIZES, lambda _: {"work": {"loader": on_rank(bench, 1, sleeping(0.2))}})
+    """The workers of rank 1 need about two steps' time for a batch."""
+    return _lightning(bench, "llama", SIZES, lambda _: {"work": {"loader": on_rank(bench, 1, sleeping(0.32))}})
 
 
 def _lightning_unused(bench: Bench) -> Training:
@@ -277,14 +277,14 @@ TRAINER_JOBS: dict[str, Job] = {
             period=_SAVE_PERIOD, has_adapter=True, imports=_TRAINER),
         _of("hf_fsdp_plain", "Llama, Trainer and FSDP2, nothing wrong", _hf_sharded, has_adapter=True,
             losses=("communication",), imports=_TRAINER),
-        _of("hf_fsdp_python", "Llama, Trainer and FSDP2, 80 ms of Python a step on rank 0",
+        _of("hf_fsdp_python", "Llama, Trainer and FSDP2, 150 ms of Python a step on rank 0",
             lambda bench: _hf_sharded(bench, python=_python(bench, 0)), _PYTHON, has_adapter=True, imports=_TRAINER),
         _of("hf_ddp_evaluates", "GPT-2, Trainer and DDP, evaluation every 6 steps", _hf_evaluates,
             Fault("evaluation", ("evaluation",), (), "no evaluation", "evaluat|validat"),
             period=_EVALUATION_PERIOD, has_adapter=True, imports=_TRAINER),
         _changed("hf_fsdp_full_shard", "Llama, Trainer and FSDP2, weights dropped after the forward pass",
                  _hf_full_shard, _ZERO_2, has_adapter=True, imports=_TRAINER),
-        _of("run_hf_python", "GPT-2, Trainer and DDP under `stepscope run`, 80 ms of Python a step on rank 0",
+        _of("run_hf_python", "GPT-2, Trainer and DDP under `stepscope run`, 150 ms of Python a step on rank 0",
             _hf_python, _PYTHON, has_adapter=True, is_launched=True, imports=_TRAINER),
         _of("accelerate_plain", "Llama, Accelerate, nothing wrong", _accelerate_plain, imports=_ACCELERATE),
         _of("accelerate_uneven", "GPT-2, Accelerate, batches of rank 1 are half as large again", _accelerate_uneven,

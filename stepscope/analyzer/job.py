@@ -14,7 +14,7 @@ from stepscope.analyzer.blame.advice import Advice
 from stepscope.analyzer.blame.reasons import VerdictInputs
 from stepscope.analyzer.blame.root_cause_table import root_causes
 from stepscope.analyzer.blame.root_causes import CauseTable, cause_table, resample
-from stepscope.analyzer.blame.stragglers import ComputeComparison
+from stepscope.analyzer.blame.stragglers import ComputeComparison, work_of
 from stepscope.analyzer.blame.unnamed_ranks import without_unnamed
 from stepscope.analyzer.blame.waits import attribute_waits
 from stepscope.analyzer.collectives import arrivals
@@ -222,7 +222,7 @@ class AlignedJob(NamedTuple):
 
     def captured(self, what_if: Sequence[WhatIf]) -> CapturedSteps:
         """The whole steps of the capture by cause."""
-        return captured_steps(self.views, self.table, what_if, is_one_clock=self.is_one_clock)
+        return captured_steps(self.views, self.table, what_if, self.pipelines, is_one_clock=self.is_one_clock)
 
     @property
     def is_one_clock(self) -> bool:
@@ -248,7 +248,8 @@ def explain_job(views: Sequence[RankView], mesh: MeshSizes) -> AlignedJob:
     by_rank |= changed
     pieces |= {rank: arrivals.waits_to_attribute(view, last) for rank, view in changed.items()}
     role = dict.fromkeys(by_rank, 0) | {rank: stage for chain in chains for stage, rank in enumerate(chain)}
-    comparison = ComputeComparison({rank: compute_by_step(view) for rank, view in by_rank.items()}, role)
+    compute_ns = {rank: compute_by_step(view) for rank, view in by_rank.items()}
+    comparison = ComputeComparison(compute_ns, role, {rank: work_of(view) for rank, view in by_rank.items()})
     waits = attribute_waits(by_rank, pieces, last, matches, comparison.cause)
     heavy = {rank: parts.heavy for parts in pipelines for rank in parts.chain}
     return AlignedJob(by_rank, matches, clocks, last, pipelines, schedules, role, cause_table(by_rank, waits, heavy))

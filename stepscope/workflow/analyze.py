@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stepscope.analyzer.job import analyse_job, capture_of
-from stepscope.analyzer.job_time.calibrated_steps import MAX_RANKS, CalibratedSteps, RankCapture, calibrated_steps
+from stepscope.analyzer.job_time.calibrated_steps import CalibratedSteps
 from stepscope.analyzer.job_time.captured_steps import CapturedSteps
 from stepscope.analyzer.job_time.job_verdict import RunFacts
 from stepscope.analyzer.rank_view import RankView
@@ -27,8 +27,9 @@ from stepscope.store.counter_records import read_counters
 from stepscope.store.runs import load_manifest, save_analysis, save_timelines
 from stepscope.store.step_records import ranks_without_steps, read_attempts_steps
 from stepscope.workflow.fan_out.engine import HERE, FanOut, Progress, map_of_engine, task_paths
-from stepscope.workflow.inputs.trace_files import NoCaptureError, find_trace_files, light_captures, open_ranks
+from stepscope.workflow.inputs.trace_files import NoCaptureError, find_trace_files
 from stepscope.workflow.job_input import JobInput, read_job, read_untraced_job
+from stepscope.workflow.light_steps import light_steps
 from stepscope.workflow.rank_views import view_files
 
 
@@ -188,7 +189,7 @@ def _read_records(run_directory: Path) -> _StepRecords:
     ranks, notices = read_attempts_steps(run_directory)
     counters, unread = read_counters(run_directory)
     is_whole = [rank.rank for rank in ranks] == list(range(_world_size(run_directory, ranks)))
-    light = _light_steps(run_directory, ranks) if is_whole else None
+    light = light_steps(run_directory, ranks) if is_whole else None
     return _StepRecords(ranks, light, [*notices, *unread], counters)
 
 
@@ -218,20 +219,3 @@ def _other_captures(job: JobInput, fan_out: FanOut) -> list[CapturedSteps]:
             views = view_files(tasks, whole_file=False, map_files=mapping).views
             captures.append(capture_of(list(views.values()), job.context.mesh))
     return captures
-
-
-def _light_steps(run: Path, ranks: Sequence[RankSteps]) -> CalibratedSteps | None:
-    """The latest light captures of all ranks of a job that can be read and calibrated; None without ones."""
-    if len(ranks) > MAX_RANKS:
-        return None
-    captures = [dict(light_captures(run, rank.rank)) for rank in ranks]
-    of_all = set.intersection(*(set(of_rank) for of_rank in captures)) if captures else set()
-    for attempt, first_step in sorted(of_all, reverse=True):
-        ours = []
-        with suppress(DataError):
-            for rank, of_rank in zip(ranks, captures, strict=True):
-                (trace, *_) = open_ranks(str(of_rank[attempt, first_step]))
-                ours.append(RankCapture(trace, [step for step in rank.steps if step.attempt == attempt], first_step))
-            if (steps := calibrated_steps(ours)) is not None:
-                return steps
-    return None

@@ -13,6 +13,7 @@ from stepscope.core.documents.run_directory import (
     WHOLE_STEPS_KEY,
     RankFile,
     trace_path,
+    view_path,
 )
 from stepscope.training.steps.spans import DATA_SPAN, STEP_PREFIX
 
@@ -30,6 +31,8 @@ def run_files() -> dict[str, dict[str, str]]:
             "trace": str(trace_path(7, 3)),
             "trace of the second attempt": str(trace_path(7, 3, 2)),
             "light capture": str(trace_path(7, 3, is_light=True)),
+            "view of a trace": str(view_path(trace_path(7, 3))),
+            "replay of light captures": str(view_path(trace_path(7, 0, is_light=True), "light")),
             "steps": str(RankFile.STEPS.path(3)),
             "counters": str(RankFile.COUNTERS.path(3)),
             "flight recorder": str(RankFile.FLIGHT_RECORDER.path(3)),

@@ -20,7 +20,7 @@ from stepscope.core.vocabulary import (
     TimeCategory,
 )
 from stepscope.workflow.analyze import analyze
-from stepscope.workflow.inputs.trace_files import open_ranks
+from stepscope.workflow.inputs.trace_files import open_stamped
 
 pytestmark = pytest.mark.shared
 
@@ -82,7 +82,7 @@ def assert_adds_up(analysis: Analysis) -> None:
 def _each_file_is_read_once() -> Iterator[None]:
     """Folders hold files that are also analysed alone, and some files are booked by steps and whole."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stepscope.workflow.fan_out.tasks.open_ranks", cache(open_ranks))
+        patch.setattr("stepscope.workflow.fan_out.tasks.open_stamped", cache(open_stamped))
         yield
         analysis_of.cache_clear()
 

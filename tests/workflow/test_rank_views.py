@@ -14,7 +14,8 @@ from stepscope.core.errors import DataError, UsageError
 from stepscope.core.vocabulary import Cause
 from stepscope.trace.columns import TraceColumns
 from stepscope.workflow.analyze import analyze, analyze_captures
-from stepscope.workflow.inputs.trace_files import open_ranks
+from stepscope.workflow.inputs.trace_files import open_stamped
+from stepscope.workflow.inputs.trace_stamps import TraceStamp
 from stepscope.workflow.what_if import what_if
 from tests.workflow.written_traces import trace_document, write_trace
 
@@ -259,11 +260,11 @@ def test_all_captures_of_a_run_are_read_once_and_each_counts_to_the_verdict_on_t
     (run / "steps" / "rank0.jsonl").write_text("\n".join(lines) + "\n")
     read: list[str] = []
 
-    def read_and_note(path: str) -> list[TraceColumns]:
+    def read_and_note(path: str) -> tuple[list[TraceColumns], TraceStamp | None]:
         read.append(Path(path).parent.name)
-        return open_ranks(path)
+        return open_stamped(path)
 
-    monkeypatch.setattr("stepscope.workflow.fan_out.tasks.open_ranks", read_and_note)
+    monkeypatch.setattr("stepscope.workflow.fan_out.tasks.open_stamped", read_and_note)
     each = analyze_captures([str(run)])
     assert sorted(read) == ["step20", "step35", "step5"]
     alone = [analyze([str(run)], capture=number, keep=False).analysis for number in (1, 2, 3)]

@@ -24,6 +24,7 @@ _VARIABLES = {
     "STEPSCOPE_TARGETS": "Default of `--targets` (`top`, `status`, `capture`, `health`): sources, separated by spaces.",
     "STEPSCOPE_TEAM": "Team of a job, in the agent's job metrics.",
     "STEPSCOPE_TOKEN_FILE": "Default of `--token-file` (`top`, `status`, `capture`, `health`): the agents' token.",
+    "STEPSCOPE_VIEWS": "`off`: analyses neither use nor keep views of traces.",
     "STEPSCOPE_ZERO_CODE": "Set by `stepscope run` for the processes that it starts.",
 }
 """Variable of the environment -> what it does; a new one without a text fails the build."""

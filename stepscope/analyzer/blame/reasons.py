@@ -12,7 +12,7 @@ import numpy.typing as npt
 from stepscope.analyzer.blame.advice import Advice
 from stepscope.analyzer.blame.remedies import remedies_by_function
 from stepscope.analyzer.blame.root_causes import CauseTable
-from stepscope.analyzer.blame.stragglers import why_slower
+from stepscope.analyzer.blame.stragglers import flops_above_peers, why_slower, work_of
 from stepscope.analyzer.collectives.costs import TransferFault
 from stepscope.analyzer.kernels.low_parallelism import LowParallelism
 from stepscope.analyzer.missing_evidence import MissingEvidence
@@ -227,7 +227,12 @@ def _host(inputs: VerdictInputs) -> ReasonsWithEvidence:
 def _imbalance(inputs: VerdictInputs) -> ReasonsWithEvidence:
     if inputs.pipeline is not None and inputs.pipeline.imbalance > 0:
         return [Reason.UNEVEN_STAGES], []
-    return [Reason.UNEVEN_BATCHES], []
+    heavy = inputs.table.ranks_of(Cause.IMBALANCE)
+    others = [work_of(view) for rank, view in inputs.views.items() if rank not in heavy]
+    ratios = {rank: flops_above_peers(work_of(inputs.views[rank]), others) for rank in heavy if others}
+    known = {rank: ratio for rank, ratio in ratios.items() if ratio is not None}
+    evidence = [Evidence("flops_above_peers", max(known.values()), "times", ranks=list(known))] if known else []
+    return [Reason.UNEVEN_BATCHES], evidence
 
 
 def _loading(inputs: VerdictInputs) -> ReasonsWithEvidence:

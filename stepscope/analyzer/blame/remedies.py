@@ -49,7 +49,9 @@ _KEPT_ON_GPU = Remedy(
 
 ACTIONS: dict[Cause, str | tuple[Remedy, ...]] = {
     Cause.PIPELINE_BUBBLE: "{interleaving}, which leave a smaller bubble",
-    Cause.IMBALANCE: "re-cut the stages (or the batch) so that every rank computes for the same time",
+    Cause.IMBALANCE: (
+        Remedy("re-cut the stages (or the batch) so that every rank computes for the same time", is_general=True),
+    ),
     Cause.STRAGGLER: "take the node out of the job if it stays slower",
     Cause.COMMUNICATION: (
         Remedy("{no_sync}: each of them reduces all gradients now", lambda advice: advice.reduces_often),

@@ -1,13 +1,15 @@
-"""Stragglers: whether a rank computes more than its peers, and why it is slower."""
+"""Stragglers: whether a rank computes longer than its peers, whether it was given more work, and why it is slower."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.analyzer.kernels.flags import SumColumn
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.documents.analysis import KernelTime
 from stepscope.core.vocabulary import Cause, Evidence, Reason
@@ -19,17 +21,63 @@ SAME_RANK_SHARE = 2 / 3
 """The slowest rank of this share of the steps is a straggler; if it changes more often, the work is uneven."""
 
 
+class RankWork(NamedTuple):
+    """What a rank computes in a step.
+
+    Attributes:
+        flops: None where unknown.
+        call_ms: by operator and shapes, its largest calls' time.
+    """
+
+    flops: float | None
+    call_ms: Mapping[str, float]
+
+
+def work_of(view: RankView) -> RankWork:
+    calls = view.kernel_sums.by_call
+    return RankWork(view.executed_flops, dict(zip(calls.keys, calls.sums[:, SumColumn.OWNED_NS].tolist(), strict=True)))
+
+
+MOSTLY_OTHER_SHAPES = 0.5
+"""Least share of each peer's time in calls with shapes that a rank has not, for it to work on larger batches in their
+place: operators of its own beside the same ones leave the peers' calls as they are."""
+
+
+def flops_above_peers(late: RankWork, peers: Sequence[RankWork]) -> float | None:
+    """FLOPs of a rank with larger batches / its peers' median; None where it has none, or that is unknown."""
+    flops = [peer.flops for peer in peers if peer.flops]
+    if not late.flops or not flops or len(flops) < len(peers) or not late.call_ms:
+        return None
+    for peer in peers:
+        other = sum(own for call, own in peer.call_ms.items() if call not in late.call_ms)
+        if not peer.call_ms or other < MOSTLY_OTHER_SHAPES * sum(peer.call_ms.values()):
+            return None
+    ratio = late.flops / median(flops)
+    return ratio if ratio >= SLOWER_THRESHOLD else None
+
+
+MOSTLY_MORE_WORK = 0.5
+"""Least part of a rank's longer compute that its FLOPs explain, for its work to be uneven and not the rank slow."""
+
+
 class ComputeComparison:
     """Compares the ranks' compute by step.
 
     Args:
         compute_ns: by rank, compute time of each step.
         role: by rank, its pipeline stage; ranks of one role should do the same work.
+        work: by rank, what it computes in a step; without it uneven work of the same rank counts as slowness.
     """
 
-    def __init__(self, compute_ns: Mapping[int, npt.NDArray[np.float64]], role: Mapping[int, int]) -> None:
+    def __init__(
+        self,
+        compute_ns: Mapping[int, npt.NDArray[np.float64]],
+        role: Mapping[int, int],
+        work: Mapping[int, RankWork] | None = None,
+    ) -> None:
         self._compute_ns = compute_ns
         self._role = role
+        self._work = work or {}
         self._causes: dict[tuple[int, int], Cause] = {}
 
     def cause(self, late: int, waiting: int) -> Cause:
@@ -44,7 +92,17 @@ class ComputeComparison:
         peers = [rank for rank in self._compute_ns if self._role[rank] == self._role[late] and rank != late]
         if self._mean(late) < SLOWER_THRESHOLD * float(np.median([self._mean(rank) for rank in peers])):
             return self._changing(late, peers)
+        if self._has_more_work(late, peers):
+            return Cause.IMBALANCE
         return Cause.STRAGGLER if self._share_slowest(late, peers) >= SAME_RANK_SHARE else Cause.IMBALANCE
+
+    def _has_more_work(self, late: int, peers: list[int]) -> bool:
+        """Whether larger batches explain most of a rank's longer compute."""
+        if not {late, *peers} <= self._work.keys():
+            return False
+        more = flops_above_peers(self._work[late], [self._work[rank] for rank in peers])
+        longer = self._mean(late) / float(np.median([self._mean(rank) for rank in peers]))
+        return more is not None and more - 1.0 >= MOSTLY_MORE_WORK * (longer - 1.0)
 
     def _changing(self, late: int, peers: list[int]) -> Cause:
         """Cause where the rank is no slower on average: imbalance if it is in some steps, as with uneven batches."""

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from stepscope.analyzer.what_if.light_capture import LightCapture
-from stepscope.analyzer.what_if.light_replay import MAX_ERROR, Calibration, LightReplay, Removal, ReplayedSteps
+from stepscope.analyzer.what_if.light_replay import MAX_ERROR, Calibration, LightReplay, ReplayedSteps
+from stepscope.analyzer.what_if.planned_calls import Removal
 from stepscope.core.documents.run_directory import Step
 from stepscope.trace.columns import TraceColumns
 
@@ -31,13 +32,28 @@ FASTER_HOST = 0.25
 """Part of a step by which the host was at most faster without a fault than its replay, on recorded pairs: blocking
 calls, copies and the driver's allocations also slow the calls after them. What the GPU needs bounds it."""
 
+MOSTLY_ONE_HOST = 0.5
+"""Least part of what the host costs that goes with what one rank's host does longer than the others, for that rank to
+be the cause: hosts that do the same differ by a tenth."""
+
+SLOWED_BY_WAIT_MS = 0.1
+"""By how much a wait for the GPU may slow the profiled host beside the wait itself: 0.08 ms where a rank that waited
+after every layer was compared with one that did not."""
+
 MAX_RANKS = 16
 """Captures of more ranks are not replayed: each takes a tenth of a second a replay."""
 
 HOST_DECIDES = 0.9
 """Ratio of the step without host time to the step below which the host's pace decides how long it takes."""
 
-_CALIBRATED = (Removal.NOTHING, Removal.BLOCKING_CALLS, Removal.COPIES, Removal.ALLOCATIONS, Removal.COLLECTIVES)
+_CALIBRATED = (
+    Removal.NOTHING,
+    Removal.BLOCKING_CALLS,
+    Removal.COPIES,
+    Removal.ALLOCATIONS,
+    Removal.COLLECTIVES,
+    Removal.UNEVEN_HOST,
+)
 """What the verdict asks of the calibrated replay, beside the step without host time."""
 
 
@@ -85,6 +101,17 @@ class CalibratedSteps(NamedTuple):
         """Relative error of the replay without a cost: the host may then be faster than it was beside that."""
         step_ms = self.without[removal].step_ms
         return max(self.error, min(1.0 - self.floor_ms / step_ms, FASTER_HOST)) if step_ms > 0 else self.error
+
+    @property
+    def late_host(self) -> int | None:
+        """Place of the rank whose host alone holds up the others; None where none does, or nothing is calibrated."""
+        if not self.is_sound:
+            return None
+        uneven = self.without[Removal.UNEVEN_HOST]
+        of_all = self.saved(Removal.HOST_TIME) - self.saved(Removal.BLOCKING_CALLS)
+        by_waits = SLOWED_BY_WAIT_MS * uneven.num_waits / self.calibration.step_ms
+        is_one = self.saved(Removal.UNEVEN_HOST) - by_waits >= MOSTLY_ONE_HOST * of_all > 0
+        return uneven.evened if is_one else None
 
     def saved(self, removal: Removal) -> float:
         """Share of the step that is saved without a cost; 0 where that is within the noise of what it is fitted to."""

@@ -22,13 +22,16 @@ from stepscope.analyzer.job_time.recorded_losses import recorded_losses, weighte
 from stepscope.analyzer.job_time.steps import Flags, Floats, HostLoss
 from stepscope.analyzer.job_time.training_time import TrainingTime
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, CAUSE_ORDER
-from stepscope.analyzer.what_if.light_replay import Removal
+from stepscope.analyzer.what_if.planned_calls import Removal
 from stepscope.core.documents.analysis import OVERLAPPING
 from stepscope.core.text.trace_quality import NOTABLE_DISTORTION
 from stepscope.core.vocabulary import Cause, Reason
 
 HOST_CAUSES: tuple[Cause, ...] = (Cause.HOST_BOUND, Cause.SYNCHRONIZATION, Cause.DEVICE_GAP)
 """Causes of idle time that recording makes longer."""
+
+MEANS_OF_RANKS = (Cause.STRAGGLER, Cause.IMBALANCE)
+"""Causes whose captured time is a mean of all ranks, also of the one that the others wait for."""
 
 _LEFT_OUT = (Cause.DATA_LOADING, Cause.CHECKPOINT, Cause.PROFILER, Cause.BEFORE_WINDOW)
 """Known from the records of the steps, or no part of an unprofiled step."""
@@ -53,6 +56,11 @@ MOSTLY_RETRIED, HARDLY_RETRIED = 0.5, 0.1
 
 MOSTLY_LATE = 0.5
 """Least part of a rank's lateness in captured steps that their largest loss is, for it to be the reason."""
+
+MOSTLY_WAITED = 0.5
+"""Least mean wait of the ranks for uneven work, as a part of what even work gains, for that to be gained."""
+EVENED_ERROR = 0.06
+"""Relative error of the step with even work: 0.4% and 4% on two recorded pairs of runs."""
 
 MIN_PAUSED_SHARE = 0.10
 """Least share of pauses in captured steps for contention to be suspected."""
@@ -100,7 +108,7 @@ class JobLosses(NamedTuple):
     def shared_share(self) -> float:
         """Share of training time that is gained without either of two causes: losses in wasted steps, and what queued
         work would hide of others."""
-        longer = [loss for loss in self.losses if loss.cause is not Cause.STRAGGLER]  # whose ms are a mean of ranks
+        longer = [loss for loss in self.losses if loss.cause not in MEANS_OF_RANKS]
         hidden_ms = sum(max(loss.gain_ms + loss.kept_ms - loss.ms, 0.0) for loss in longer)
         wasted = self.wasted_share * self.share(sum(loss.gain_ms for loss in self.losses))
         return self.share(hidden_ms) + (wasted if self.wasted_share < 1 else 0.0)
@@ -139,10 +147,15 @@ def job_losses(
     if floor_ms is None and light is not None:
         floor_ms = light.floor_ms
     late_cause = _late_cause(training, captures)
+    is_uneven = late_cause is Cause.IMBALANCE and _evened_ms(captures) is not None  # by kernels, which captures hold
     recorded = [
         replace(loss, cause=late_cause or loss.cause) if loss.recorded is HostLoss.LATENESS else loss
         for loss in recorded_losses(training, weight, floor_ms)
+        if not (is_uneven and loss.recorded is HostLoss.LATENESS)
     ]
+    if late_cause in HOST_CAUSES and light is not None and light.is_sound:  # which tells what the step gains
+        recorded = [loss for loss in recorded if loss.recorded is not HostLoss.LATENESS]
+        late_cause = None
     excess = np.where(training.slow.is_slow, training.losses.rest_ms - training.slow.ordinary_ms, 0.0)
     slow_ms = weighted_mean(np.maximum(excess, 0.0), weight)
     held_up_ms = sum(loss.ms if loss.most_ms is None or floor_ms is None else loss.most_ms for loss in recorded)
@@ -158,8 +171,10 @@ def job_losses(
         irregular_ms = min(longer_ms, max(left_ms - (floor_ms or 0.0), 0.0))
     rest_ms = max(left_ms - irregular_ms, 0.0)
     late_ms = 0.0  # of kernels of its own, which the floor holds: then only the captures tell it
-    if any(loss.recorded is HostLoss.LATENESS and loss.ms > _ROUNDING_MS for loss in recorded):
-        late_ms = _captured_mean(training, HostLoss.LATENESS)
+    late = next((loss for loss in recorded if loss.recorded is HostLoss.LATENESS), None)
+    if late is not None and late.ms > _ROUNDING_MS:
+        kept = late.ms / weighted_mean(training.losses.ms[HostLoss.LATENESS], weight)
+        late_ms = min(kept, 1.0) * _captured_mean(training, HostLoss.LATENESS)
     rest = _rest(training, captures, rest_ms, light, late_cause, late_ms, floor_ms=floor_ms or 0.0)
     if irregular_ms and rest_ms:  # what a slow host makes irregular is gone with its cause
         rest, irregular_ms = _with_irregular(rest, irregular_ms, rest_ms)
@@ -180,6 +195,12 @@ def job_losses(
 def _floor_ms(captures: Sequence[CapturedSteps]) -> float | None:
     known = [capture.floor_ms for capture in captures if capture.floor_ms is not None]
     return min(known) if known else None
+
+
+def _evened_ms(captures: Sequence[CapturedSteps]) -> float | None:
+    """What a step is shorter with the devices' work cut evenly over the ranks, mean of the captures that tell."""
+    known = [capture.evened_ms for capture in captures if capture.evened_ms is not None]
+    return float(np.mean(known)) if known else None
 
 
 def _longer_ms(training: TrainingTime, weight: Floats, than_ms: float) -> float:
@@ -316,6 +337,9 @@ def _rest(
     is_replayed = light is not None and light.is_sound and not extra
     if light is not None and is_replayed and Cause.COMMUNICATION in of:  # a profiler that makes ranks late adds waits
         of[Cause.COMMUNICATION] = min(of[Cause.COMMUNICATION], light.saved(Removal.COLLECTIVES) * rest_ms)
+    uneven = _uneven(of.get(Cause.IMBALANCE, 0.0), captures)
+    if uneven is not None:  # more than that waits for a host that recording slows
+        of[Cause.IMBALANCE] = uneven.ms
     fixed_ms = sum(own for cause, own in of.items() if cause not in host)
     idle_ms = max(rest_ms - fixed_ms, 0.0)
     if fixed_ms > rest_ms > 0:
@@ -336,6 +360,8 @@ def _rest(
         ]
     for cause in host:
         of.pop(cause)
+    if uneven is not None:
+        divided.append(uneven.limited(of.pop(Cause.IMBALANCE)))
     if (delayed_ms := of.pop(Cause.STRAGGLER, 0.0)) > 0:
         divided.append(_straggler(delayed_ms, rest_ms, captures))
     return _divided(of, [*extra, *divided], distortion)
@@ -415,27 +441,43 @@ def _replayed_idle(
     training: TrainingTime, of: dict[Cause, float], idle_ms: float, rest_ms: float, light: CalibratedSteps
 ) -> list[Loss]:
     """The idle time of an unprofiled step by cause, as the calibrated replay saves it without each."""
-    blocked_ms = min(light.saved(Removal.BLOCKING_CALLS) * rest_ms, idle_ms)
+    ranks = training.steps.ranks
+    late_ranks = [] if light.late_host is None else [ranks[light.late_host]]
+    uneven_ms = light.saved(Removal.UNEVEN_HOST) * rest_ms if late_ranks else 0.0
+    free_ms = light.saved(Removal.BLOCKING_CALLS) * rest_ms  # more than idle time, where copies and kernels go as well
+    blocked_ms = min(free_ms, idle_ms)
     late_ms = min(max(light.saved(Removal.HOST_TIME) * rest_ms - blocked_ms, 0.0), idle_ms - blocked_ms)
     left_ms = idle_ms - blocked_ms - late_ms
-    late = Loss(Cause.HOST_BOUND, late_ms, basis=REPLAY, error=light.error)
+    gap_ms = min(left_ms, of.get(Cause.DEVICE_GAP, 0.0))  # recording makes gaps longer, never shorter
+    uneven_ms = min(uneven_ms, late_ms)
+    uneven = Loss(Cause.HOST_BOUND, uneven_ms, ranks=late_ranks, basis=REPLAY, error=light.error)
+    all_ranks = list(ranks) if len(ranks) > 1 else []
+    late = Loss(Cause.HOST_BOUND, late_ms - uneven_ms, ranks=all_ranks, basis=REPLAY, error=light.error)
     allocated_ms = min(light.saved(Removal.ALLOCATIONS) * rest_ms, late_ms)
     if allocated_ms >= MOSTLY_ALLOCATED * late_ms > 0:
         error = light.error_without(Removal.ALLOCATIONS)
-        late = replace(late, reasons=[Reason.ALLOCATOR], kept_ms=late_ms - allocated_ms, error=error)
+        late = replace(late, reasons=[Reason.ALLOCATOR], ms=late_ms, kept_ms=late_ms - allocated_ms, error=error)
+        uneven = replace(uneven, ms=0.0)
+    late = _with_hidden(training, late, rest_ms, light)
     free, bound = light.without[Removal.BLOCKING_CALLS], light.without[Removal.NOTHING]
     queued_ms = free.queued_ms - bound.queued_ms
-    hidden = hidden_ms(training, _HOST_STOPS, queued_ms, free.step_ms - free.host_ms) if blocked_ms > 0 else 0.0
+    hidden = 0.0
+    if blocked_ms > 0:  # of late batches the middle of its bounds: nobody knows how soon the loader has the next ones
+        growth_ms = free.step_ms - free.host_ms
+        stops = [_HOST_STOPS, [HostLoss.COLLECTION, HostLoss.COMPILATION]]
+        hidden = float(np.mean([hidden_ms(training, of, queued_ms, growth_ms) for of in stops]))
     return [
         Loss(
             Cause.SYNCHRONIZATION,
             blocked_ms,
             basis=REPLAY,
             error=light.error_without(Removal.BLOCKING_CALLS),
-            alone_ms=blocked_ms + hidden,
+            alone_ms=free_ms + hidden,
         ),
         late,
-        Loss(Cause.DEVICE_GAP if Cause.DEVICE_GAP in of else Cause.UNEXPLAINED, left_ms, basis=BOUND),
+        uneven,
+        Loss(Cause.DEVICE_GAP, gap_ms, basis=BOUND),
+        Loss(Cause.UNEXPLAINED, left_ms - gap_ms, basis=BOUND),
     ]
 
 
@@ -449,6 +491,8 @@ def _with_hidden(training: TrainingTime, loss: Loss, rest_ms: float, light: Cali
         return loss
     queued_ms = light.without[Removal.HOST_TIME].queued_ms
     hidden = hidden_ms(training, [*_HOST_STOPS, HostLoss.CHECKPOINT], queued_ms, light.floor_ms)
+    if hidden <= 0:
+        return loss
     least_ms, most_ms = (loss.ms if bound is None else bound for bound in (loss.least_ms, loss.most_ms))
     return replace(loss, alone_ms=loss.ms + hidden / 2, least_ms=least_ms, most_ms=most_ms + hidden)
 
@@ -463,6 +507,18 @@ def _without_recording(of: dict[Cause, float], rest_ms: float, distortion: float
         return of
     operators_ms = of.get(Cause.COMPUTE_BOUND, 0.0) + own_ms - middle_ms
     return of | {Cause.HOST_BOUND: middle_ms, Cause.COMPUTE_BOUND: operators_ms}
+
+
+def _uneven(waited_ms: float, captures: Sequence[CapturedSteps]) -> Loss | None:
+    """The loss to uneven work: the mean wait of all ranks, and what a step gains with the devices' work cut evenly.
+
+    Ranks that wait for less than half of that have other things to wait for. None where captures do not tell the gain.
+    """
+    evened_ms = _evened_ms(captures)
+    if evened_ms is None or waited_ms <= 0:
+        return None
+    alone_ms = evened_ms if waited_ms >= MOSTLY_WAITED * evened_ms else None
+    return Loss(Cause.IMBALANCE, min(waited_ms, evened_ms), basis=REPLAY, error=EVENED_ERROR, alone_ms=alone_ms)
 
 
 def _straggler(mean_ms: float, rest_ms: float, captures: Sequence[CapturedSteps]) -> Loss:

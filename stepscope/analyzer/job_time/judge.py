@@ -10,7 +10,7 @@ import numpy as np
 from stepscope.analyzer.blame.advice import Advice
 from stepscope.analyzer.blame.reasons import BOTTLENECK_THRESHOLD, REASON_THRESHOLD
 from stepscope.analyzer.blame.remedies import actions_for, functions_in, remedies_by_function
-from stepscope.analyzer.job_time.job_losses import HOST_CAUSES, JobLosses
+from stepscope.analyzer.job_time.job_losses import HOST_CAUSES, MEANS_OF_RANKS, JobLosses
 from stepscope.analyzer.job_time.loader import LoaderFindings
 from stepscope.analyzer.job_time.loss import BOUND, REPLAY, TELEMETRY, Loss
 from stepscope.analyzer.job_time.steps import HostLoss, interval_of
@@ -401,7 +401,7 @@ class Judge:
         wasted = self.losses.wasted_share * self.losses.share(loss.gain_ms)
         if wasted > SECONDARY_THRESHOLD and not self._overlap_ms(loss):
             return f"; {wasted:.1%} of training time are in wasted steps as well"
-        if loss.cause is Cause.STRAGGLER and loss.gain_ms > loss.ms:
+        if loss.cause in MEANS_OF_RANKS and loss.gain_ms > loss.ms:
             return f"; the mean of all ranks, the straggler's too, is {self.losses.share(loss.ms):.1%}"
         if loss.gain_ms - loss.ms > SECONDARY_THRESHOLD * self.losses.step_ms:
             return f"; {loss.gain_ms - loss.ms:,.1f} ms of it by queued work that would hide other losses"

@@ -87,11 +87,18 @@ NARROW = 0.05
 
 
 def merged_losses(losses: Sequence[Loss]) -> list[Loss]:
-    """One loss a category, in all but its size as the largest of it; unexplained ones stay apart: causes may differ."""
-    by_category: dict[str, list[Loss]] = defaultdict(list)
+    """One loss a category, in all but its size as the largest of it.
+
+    Those of one rank that the replay tells apart from those of all, and unexplained ones, whose causes may differ, stay
+    apart.
+    """
+    by_category: dict[tuple[str, tuple[int, ...]], list[Loss]] = defaultdict(list)
+    unexplained = []
     for loss in sorted(losses, key=lambda loss: -loss.ms):
-        by_category[loss.category].append(loss)
-    unexplained = by_category.pop(Cause.UNEXPLAINED.value, [])
+        if loss.category == Cause.UNEXPLAINED.value:
+            unexplained.append(loss)
+        else:
+            by_category[loss.category, tuple(loss.ranks) if loss.basis == REPLAY else ()].append(loss)
     return [*map(_joined, by_category.values()), *unexplained]
 
 

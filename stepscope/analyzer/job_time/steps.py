@@ -6,6 +6,7 @@ once makes one step long, not two. Ends are by one clock as far as the steps sho
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -151,23 +152,18 @@ def job_steps(
     change_ms: dict[int, float] = {}
     for rank in records:
         column = columns[rank.rank]
-        attempt, clock_ms, next_row = 0, 0.0, 0
-        for step, change_ns in zip(rank.steps, changes[rank.rank].tolist(), strict=True):
-            row = rows[step.attempt, step.index]
+        row_of = [rows[step.attempt, step.index] for step in rank.steps]
+        for row, step, change_ns in zip(row_of, rank.steps, changes[rank.rank].tolist(), strict=True):
             steps_of[row].append(step)
             start[row, column] = (step.start_ns - change_ns - origin_ns) / 1e6
-            host_end_ms = (step.end_ns - change_ns - origin_ns) / 1e6
+            end[row, column] = (step.end_ns - change_ns - origin_ns) / 1e6
             if column == 0:
                 change_ms[step.attempt] = change_ns / 1e6
-            if step.attempt > attempt:
-                attempt, clock_ms = step.attempt, float(start[row, column])
-            elif row > next_row or is_after_gap[row]:  # the device's time of missing steps is unknown
-                clock_ms = max(clock_ms, float(start[row, column]))
-            next_row = row + 1
-            clock_ms = max(clock_ms, host_end_ms) if step.device_ns is None else clock_ms + step.device_ns / 1e6
-            end[row, column] = clock_ms
             for loss, nanoseconds in _losses_ns(step).items():
                 host[loss][row, column] = nanoseconds / 1e6
+        end[row_of, column] = _device_ends_ms(
+            rank.steps, row_of, is_after_gap, start[row_of, column], end[row_of, column]
+        )
     is_first = np.concatenate(([True], attempts[1:] != attempts[:-1]))
     is_profiled = _profiled(steps_of, is_first)
     has_overflowed = np.array([any(step.figures.get(OVERFLOW_FIGURE) for step in steps) for steps in steps_of])
@@ -204,6 +200,31 @@ def job_steps(
         notices=_notices(changes, is_after_gap),
         on_device=uses_gpu(records),
     )
+
+
+def _device_ends_ms(
+    steps: Sequence[Step], rows: Sequence[int], is_after_gap: Flags, start_ms: Floats, host_end_ms: Floats
+) -> Floats:
+    """When a rank's GPU, where its time is known, had done each step, else when the host had.
+
+    The GPU's time runs on from step to step. When it began is not recorded, but no step is done on the GPU before the
+    host has ended it, and the two are the same whenever the host has waited: the latest of all steps in a row counts.
+    """
+    ends = host_end_ms.copy()
+    if not steps:
+        return ends
+    attempts = np.array([step.attempt for step in steps], np.int64)
+    is_new = np.array([step.device_ns is None for step in steps]) | is_after_gap[rows]
+    is_new |= (np.diff(rows, prepend=-2) > 1) | (np.diff(attempts, prepend=0) > 0)
+    device_ms = np.array([(step.device_ns or 0) / 1e6 for step in steps])
+    attempt, done_ms = 0, 0.0
+    for begin, stop in itertools.pairwise([*np.flatnonzero(is_new).tolist(), len(steps)]):
+        done_ms = max(done_ms if attempts[begin] == attempt else 0.0, float(start_ms[begin]))
+        elapsed_ms = np.cumsum(device_ms[begin:stop])
+        began_ms = max(done_ms, float((host_end_ms[begin:stop] - elapsed_ms).max()))
+        ends[begin:stop] = began_ms + elapsed_ms
+        attempt, done_ms = int(attempts[begin]), float(ends[stop - 1])
+    return ends
 
 
 def uses_gpu(records: Sequence[RankSteps]) -> bool:

@@ -133,6 +133,7 @@ class PipelineParts(NamedTuple):
         structural_ns: by rank, idle time of a step due to the schedule itself.
         imbalance_ns: by rank, idle time that uneven stages add.
         heavy: by rank, its share of the work above the mean; adds up to 1, or empty.
+        evened_ns: what a step is shorter with even stages, without host delays.
     """
 
     chain: Chain
@@ -140,6 +141,7 @@ class PipelineParts(NamedTuple):
     structural_ns: dict[int, ScheduledIdle]
     imbalance_ns: dict[int, ScheduledIdle]
     heavy: dict[int, float]
+    evened_ns: float
 
 
 def explain_bubble(chain: Chain, views: Mapping[int, RankView]) -> PipelineParts | None:
@@ -190,7 +192,8 @@ def explain_bubble(chain: Chain, views: Mapping[int, RankView]) -> PipelineParts
     mean = float(np.mean(uneven.busy_ns))
     excess = {rank: own - mean for rank, own in zip(chain, uneven.busy_ns, strict=True) if own > mean}
     heavy = {rank: own / sum(excess.values()) for rank, own in excess.items()}
-    return PipelineParts(chain, figures, *_idle_of_ranks(chain, even, uneven, structural), heavy)
+    evened_ns = max(uneven.period_ns - even.period_ns, 0.0)
+    return PipelineParts(chain, figures, *_idle_of_ranks(chain, even, uneven, structural), heavy, evened_ns)
 
 
 def _idle_of_ranks(

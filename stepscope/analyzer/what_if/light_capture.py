@@ -19,6 +19,7 @@ from stepscope.analyzer.ledger.host_spans import BLOCKING_CALL, allocator_rows, 
 from stepscope.analyzer.what_if.device_graph import blocking_edges, event_edges, read_streams
 from stepscope.analyzer.what_if.launches import observe_calls
 from stepscope.analyzer.what_if.read_loops import calls_for_reads
+from stepscope.analyzer.what_if.slowed_kernels import Span, kernel_places
 from stepscope.core.hardware.gpu_catalogue import pcie_link
 from stepscope.trace.columns import NONE, Category, IntColumn, Rows, TraceColumns
 from stepscope.trace.rows import distinct, on_lanes
@@ -28,6 +29,8 @@ LONGEST_QUEUE = 1_000
 
 _WAITS_FOR_ALL = re.compile(r"^(cuda|hip)Free$|^cuMemFree(_v2)?$|^(cuda|hip|cu)(Device|Ctx|Thread)Synchronize")
 _FROM_PAGEABLE = re.compile(r"Pageable ->")
+LONG_LAUNCH_NS = 1_000_000
+"""A launch that takes longer, while the GPU has work, waits for room in the launch queue, or only once for a module."""
 _MIN_ENDS = 3  # the first whole step may begin with an empty launch queue
 _MIN_OVERLAPS = 2
 """Calls of a thread during those of another that show that the two do not take turns."""
@@ -97,6 +100,7 @@ class LightCapture:
         calls, works: what a replay goes through; positions are places in `works`.
         usual_ns: own time of a launch, the median.
         collectives: positions of the communication kernels, in order of launch, and the name of each.
+        spans: of `works`, as recorded.
 
     Args:
         trace: kernels, copies and runtime calls of one rank.
@@ -118,11 +122,12 @@ class LightCapture:
         if not len(launched.position):
             raise ValueError("no kernel was launched in the steps of the light capture")
         self.works = _works(trace, activities, launched)
-        self.calls, self.usual_ns = _calls(trace, activities, rows, launched, step_ends_ns[0])
+        self.calls, self.usual_ns = _calls(trace, activities, rows, launched, (step_ends_ns[0], step_ends_ns[-1]))
         names = (trace.names[trace.name[row]] for row in activities.row[launched.position].tolist())
         self.collectives = [
             (place, name) for place, (work, name) in enumerate(zip(self.works, names, strict=True)) if work.communicates
         ]
+        self.spans = _spans(trace, activities, rows, launched, step_ends_ns)
 
 
 class _Launched:
@@ -196,6 +201,24 @@ def _works(trace: TraceColumns, activities: Activities, launched: _Launched) -> 
     return [LaunchedWork(*values) for values in zip(*columns, strict=True)]
 
 
+def _spans(
+    trace: TraceColumns, activities: Activities, rows: Rows, launched: _Launched, step_ends_ns: Sequence[int]
+) -> list[Span]:
+    """Spans of the launched work."""
+    position = launched.position
+    computes = activities.work[position] == Work.COMPUTE
+    kernels = activities.row[position[computes]]
+    names = [trace.names[name] for name in trace.name[kernels].tolist()]
+    launches = [None if launch == NONE else trace.launches[launch] for launch in trace.launch[kernels].tolist()]
+    step = np.searchsorted(np.asarray(step_ends_ns), trace.start_ns[rows], side="right")
+    places = iter(kernel_places(names, launches, np.repeat(step, np.diff(launched.first))[computes].tolist()))
+    starts, ends = activities.start_ns[position].tolist(), activities.end_ns[position].tolist()
+    return [
+        Span(start, end, next(places) if is_kernel else None)
+        for start, end, is_kernel in zip(starts, ends, computes.tolist(), strict=True)
+    ]
+
+
 def _awaited(
     trace: TraceColumns, activities: Activities, rows: Rows, launched: _Launched
 ) -> list[tuple[int, ...] | None]:
@@ -265,9 +288,12 @@ def _aside(trace: TraceColumns, rows: Rows) -> IntColumn:
 
 
 def _calls(
-    trace: TraceColumns, activities: Activities, rows: Rows, launched: _Launched, begin_ns: int
+    trace: TraceColumns, activities: Activities, rows: Rows, launched: _Launched, window: tuple[int, int]
 ) -> tuple[list[LaunchingCall], int]:
-    """The calls with their own time: what they waited for the GPU, or for room in the launch queue, is left out."""
+    """The calls with their own time: what they waited for the GPU, or for room in the launch queue, is left out.
+
+    The host time from the last of them to the end of the window is a call that does nothing.
+    """
     first, position = launched.first, launched.position
     awaited = _awaited(trace, activities, rows, launched)
     kinds = _kinds(trace, activities, rows, launched, awaited)
@@ -278,7 +304,7 @@ def _calls(
     begun_ns: list[int] = []
     latest_ns = 0  # when all work so far has ended
     calls = []
-    returned, returned_before = begin_ns, begin_ns
+    returned = returned_before = window[0]
     columns = (starts, ends, kinds, first[:-1], first[1:], _aside(trace, rows))
     of_calls = zip(*(column.tolist() for column in columns), awaited, strict=True)
     for start, end, kind, place, stop, aside, awaits in of_calls:
@@ -291,7 +317,9 @@ def _calls(
         since = returned if returned <= start or not aside else returned_before
         own = max(end - max(start, waited_until, 0 if aside else returned), 0)
         if stop > place:
-            if len(begun_ns) >= LONGEST_QUEUE and begun_ns[-LONGEST_QUEUE] > start:
+            is_full = len(begun_ns) >= LONGEST_QUEUE and begun_ns[-LONGEST_QUEUE] > start
+            before_window = len(begun_ns) < LONGEST_QUEUE  # what was launched before it may fill the queue
+            if is_full or (before_window and own > LONG_LAUNCH_NS and latest_ns > end):
                 own = min(own, usual_ns)
             begun_ns.append(work_start[place])
             latest_ns = max(latest_ns, *work_end[place:stop])
@@ -299,4 +327,6 @@ def _calls(
         calls.append(LaunchingCall(Kind(kind), before, own, range(place, stop), awaits, aside))
         if not aside:
             returned_before, returned = returned, max(returned, end)
+    nothing = range(len(position), len(position))
+    calls.append(LaunchingCall(Kind.PLAIN, max(window[1] - returned, 0), 0, nothing, (), 0))
     return calls, usual_ns

@@ -14,21 +14,17 @@ the capture: the shortest of the ranks' kernels.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
-from stepscope.analyzer.what_if.light_capture import LONGEST_QUEUE, Kind, LaunchedWork, LightCapture
-from stepscope.trace.columns import NONE
+from stepscope.analyzer.what_if.light_capture import LONGEST_QUEUE, LaunchedWork, LightCapture
+from stepscope.analyzer.what_if.planned_calls import REMOVED_CALLS, Act, PlannedCall, Removal, planned_calls
+from stepscope.analyzer.what_if.slowed_kernels import unslowed_ns
+from stepscope.analyzer.what_if.uneven_hosts import evened
 
 BETWEEN_KERNELS_NS = 800
 """From the end of a kernel to the start of the next queued one of its stream, measured on H100 and H200."""
 LAUNCH_LATENCY_NS = 4_000
 """From the return of a launch to the start of its kernel on an idle stream, measured on H200."""
-SHORTEST_LAUNCH_NS = 500
-"""No launch takes less, whatever the profiler's cost is."""
-COLD_NS = 10_000
-"""Host time before a call from which on it bears the whole cost, less in proportion below: calls of a tight loop
-find all that they need in the processor's caches (seen on an H200: next to nothing a launch there, 14 us elsewhere)."""
 MAX_CALL_COST_NS = 40_000
 """A cost beyond this is not the profiler's: 25 us of a mean call, as many follow another at once."""
 MAX_ERROR = 0.05
@@ -37,28 +33,6 @@ MAX_ERROR = 0.05
 _FITTED = 0.002
 """Relative error at which a cost is good enough."""
 _FINEST_COST_NS = 50.0
-
-
-class Removal(StrEnum):
-    """What a replay takes away."""
-
-    NOTHING = "nothing"
-    BLOCKING_CALLS = "blocking calls"
-    """waits for the GPU, and copies that return only when they have ended, as reading a value; as below"""
-    ALLOCATIONS = "allocations"
-    """the driver's"""
-    COPIES = "copies"
-    """those from pageable memory become copies from pinned memory that nobody waits for, others are gone"""
-    COLLECTIVES = "collectives"
-    HOST_TIME = "host time"
-    """all of it: what remains is the GPU's own time and its waits for the launches' latency"""
-
-
-_REMOVED_CALLS = {
-    Removal.BLOCKING_CALLS: Kind.SYNCHRONIZES | Kind.COPIES_AND_WAITS | Kind.FOR_READ,
-    Removal.ALLOCATIONS: Kind.ALLOCATES,
-    Removal.COPIES: Kind.ONLY_COPIES | Kind.OF_COPY,
-}
 
 
 class Calibration(NamedTuple):
@@ -92,11 +66,15 @@ class ReplayedSteps(NamedTuple):
         host_ms: of it, what the host does without waiting for the GPU, on the rank where that is most.
         queued_ms: how long the GPU is busy after the host has ended a step, on the rank where that is least: a
             host that stops for less than that costs nothing.
+        evened: place of the rank whose host was made as fast as those of the others.
+        num_waits: how often a step that rank waits for its GPU where the others do not.
     """
 
     step_ms: float
     host_ms: float
     queued_ms: float
+    evened: int | None = None
+    num_waits: float = 0.0
 
 
 class LightReplay:
@@ -116,12 +94,19 @@ class LightReplay:
         if len({capture.num_steps for capture in captures}) > 1:
             raise ValueError("the ranks' light captures have not as many steps")
         self._transfer_ns: list[int] = []
+        self._works: list[Sequence[LaunchedWork]] = [capture.works for capture in captures]
         if len(captures) > 1:
             orders = [[name for _, name in capture.collectives] for capture in captures]
             if any(order != orders[0] for order in orders):
                 raise ValueError("the ranks do not launch the same collectives in the same order")
             durations = [[capture.works[place].duration_ns for place, _ in capture.collectives] for capture in captures]
             self._transfer_ns = [min(of_ranks) for of_ranks in zip(*durations, strict=True)]
+            collectives = [[place for place, _ in capture.collectives] for capture in captures]
+            unslowed = unslowed_ns([capture.spans for capture in captures], collectives, self._transfer_ns)
+            self._works = [
+                [work._replace(duration_ns=ns) for work, ns in zip(capture.works, durations_ns, strict=True)]
+                for capture, durations_ns in zip(captures, unslowed, strict=True)
+            ]
 
     def calibrated(self, unprofiled_ms: float) -> Calibration:
         """The cost of a call with which the replayed step takes as long as unprofiled ones.
@@ -166,17 +151,33 @@ class LightReplay:
         """Whether there is anything to take away."""
         if removed is Removal.COLLECTIVES:
             return any(capture.collectives for capture in self._captures)
-        kinds = _REMOVED_CALLS.get(removed)
+        if removed is Removal.UNEVEN_HOST:
+            return bool(self._transfer_ns)
+        kinds = REMOVED_CALLS.get(removed)
         return kinds is None or any(call.kind & kinds for capture in self._captures for call in capture.calls)
 
     def _replayed(self, call_cost_ns: float, without: Removal) -> ReplayedSteps:
         together = bool(self._transfer_ns) and without is not Removal.COLLECTIVES
-        ranks = [_replayed(capture, call_cost_ns, without, together=together) for capture in self._captures]
+        num_steps = self._captures[0].num_steps
+        planned: list[Sequence[PlannedCall]] = [
+            planned_calls(capture, works, call_cost_ns, without)
+            for capture, works in zip(self._captures, self._works, strict=True)
+        ]
+        even = None
+        if without is Removal.UNEVEN_HOST:
+            even = evened(planned, num_steps)
+            planned = even.calls
+        ranks = [
+            _replayed(calls, len(works), without, together=together)
+            for calls, works in zip(planned, self._works, strict=True)
+        ]
         ends = _run_together(ranks, self._transfer_ns * 2 if together else [])
         steps_ns = max(rank.ended_ns for rank in ends) - max(rank.began_ns for rank in ends)
-        per_step = 1e6 * self._captures[0].num_steps
         queued_ns = min(rank.ended_ns - rank.host_ended_ns for rank in ends)
-        return ReplayedSteps(steps_ns / per_step, max(rank.host_ns for rank in ends) / per_step, queued_ns / 1e6)
+        host_ns = max(rank.host_ns for rank in ends)
+        per_step = 1e6 * num_steps
+        replayed = ReplayedSteps(steps_ns / per_step, host_ns / per_step, queued_ns / 1e6)
+        return replayed if even is None else replayed._replace(evened=even.rank, num_waits=even.num_waits)
 
 
 class _ReplayedRank(NamedTuple):
@@ -212,82 +213,21 @@ def _advance(rank: Replayed, end_ns: float | None, results: list[_ReplayedRank])
         return None
 
 
-class _Act(IntEnum):
-    """What a call does in a replay."""
-
-    PLAIN = 0
-    WAIT = 1
-    LAUNCH = 2
-    LAUNCH_AND_WAIT = 3
-
-
-class _PlannedCall(NamedTuple):
-    """A call in a replay.
-
-    Attributes:
-        before_ns: host time before it, or before it and in it where it does not wait.
-        after_ns: host time of a call that waits, once it is through.
-        works: the work that it launches, with the place of each.
-    """
-
-    act: _Act
-    before_ns: float
-    after_ns: float
-    works: list[tuple[int, LaunchedWork]]
-    awaits: tuple[int, ...] | None
-    aside: int
-
-
-def _planned(capture: LightCapture, cost_ns: float, without: Removal) -> list[_PlannedCall]:
-    """The calls of a capture with a cost taken off each, without what a removal takes away."""
-    removed = _REMOVED_CALLS.get(without, Kind.PLAIN)
-    host = 0.0 if without is Removal.HOST_TIME else 1.0
-    launch_ns = max(capture.usual_ns - cost_ns, SHORTEST_LAUNCH_NS)
-    planned = []
-    for kind, before_ns, own_ns, places, awaits, aside in capture.calls:
-        taken_ns = cost_ns * min(before_ns / COLD_NS, 1.0)
-        before, own = host * before_ns, host * max(own_ns - taken_ns, -before_ns)
-        works = [(place, capture.works[place]) for place in places]
-        if kind & Kind.GAP_FOR_READ and removed & Kind.FOR_READ:
-            before = 0.0
-        if kind & removed:
-            works = _pinned(works)
-            act = _Act.LAUNCH if works else _Act.PLAIN
-            launched_ns = min(launch_ns, max(own, SHORTEST_LAUNCH_NS)) if works else min(own, 0.0)
-            planned.append(_PlannedCall(act, max(before + launched_ns, 0.0), 0.0, works, awaits, aside))
-        elif kind & Kind.WAITS:
-            planned.append(_PlannedCall(_Act.WAIT, before, max(own, 0.0), works, awaits, aside))
-        elif kind & Kind.COPIES_AND_WAITS:
-            planned.append(_PlannedCall(_Act.LAUNCH_AND_WAIT, before, max(own, 0.0), works, awaits, aside))
-        elif works:
-            at_least = max(before + own, SHORTEST_LAUNCH_NS)
-            planned.append(_PlannedCall(_Act.LAUNCH, at_least, 0.0, works, awaits, aside))
-        elif before + own > 0.0:
-            planned.append(_PlannedCall(_Act.PLAIN, before + own, 0.0, works, awaits, aside))
-    return planned
-
-
-def _pinned(works: Sequence[tuple[int, LaunchedWork]]) -> list[tuple[int, LaunchedWork]]:
-    """What a removed call leaves of its copies: what the GPU is given from pageable memory comes from pinned."""
-    return [(place, work._replace(duration_ns=work.pinned_ns)) for place, work in works if work.pinned_ns != NONE]
-
-
-def _replayed(capture: LightCapture, cost_ns: float, without: Removal, *, together: bool) -> Replayed:
+def _replayed(planned: Sequence[PlannedCall], num_works: int, without: Removal, *, together: bool) -> Replayed:
     """Replay of one rank."""
-    planned = _planned(capture, cost_ns, without)
     host_ns = host_before_ns = host_began_ns = began_ns = ended_ns = waited_ns = 0.0
     aside_ns: dict[int, float] = {}
     free_ns: dict[int, float] = {}  # by stream: when its last work ends
     begun_ns: list[float] = []  # by launch: when its first work starts
-    end_ns = [0.0] * len(capture.works)
+    end_ns = [0.0] * num_works
     for _ in range(2):
         began_ns, host_began_ns, waited_ns = ended_ns, host_ns, 0.0
         for act, before, after, works, awaits, aside in planned:
             now_ns = max(aside_ns.get(aside, 0.0), host_before_ns) if aside else host_ns
             free_since_ns = now_ns
-            if act is _Act.LAUNCH and len(begun_ns) >= LONGEST_QUEUE:
+            if act is Act.LAUNCH and len(begun_ns) >= LONGEST_QUEUE:
                 now_ns = max(now_ns, begun_ns[-LONGEST_QUEUE])
-            own_ns = before + after * (act in (_Act.LAUNCH_AND_WAIT, _Act.WAIT))
+            own_ns = before + after * (act in (Act.LAUNCH_AND_WAIT, Act.WAIT))
             now_ns += before
             for place, work in works:
                 start_ns = max(free_ns.get(work.stream, 0.0) + BETWEEN_KERNELS_NS, now_ns + LAUNCH_LATENCY_NS)
@@ -301,9 +241,9 @@ def _replayed(capture: LightCapture, cost_ns: float, without: Removal, *, togeth
                     is_gone = work.communicates and without is Removal.COLLECTIVES
                     ends_ns = start_ns + (0 if is_gone else work.duration_ns)
                 end_ns[place] = free_ns[work.stream] = ends_ns
-            if act is _Act.LAUNCH_AND_WAIT:
+            if act is Act.LAUNCH_AND_WAIT:
                 now_ns = max(now_ns, ends_ns) + after
-            elif act is _Act.WAIT:
+            elif act is Act.WAIT:
                 awaited_ns = free_ns.values() if awaits is None else [end_ns[place] for place in awaits]
                 now_ns = max(now_ns, *awaited_ns, 0.0) + after
             if aside:

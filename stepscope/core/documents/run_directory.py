@@ -3,6 +3,8 @@
 run.json                       the manifest: host, mesh, versions, environment, settings, attempts, unprofiled step time
 traces/step{k}/rank{r}.json.gz one folder per capture, k = first captured step; step{k}-attempt{n} in the job's second
                                and later attempts
+views/step{k}/rank{r}.view     the per-rank half of an analysis of that trace; rank0.light.view: the replay of the
+                               light captures of all ranks
 steps/rank{r}.jsonl            one line per step, appended whole; created empty at the start
 metrics/rank{r}.jsonl          counters of the rank's own GPUs and host, one line per message of the node's agent
 truth/rank{r}.jsonl            only with simulated compute: one line per step by the process's own clock
@@ -33,6 +35,7 @@ TIMELINE_FILE = "timeline.json"
 TRACES_FOLDER = "traces"
 LIGHT_FOLDER = "light"
 """Light captures, of the GPU's activities and runtime calls alone: folders and files as in traces/."""
+VIEWS_FOLDER = "views"
 STEPS_FOLDER = "steps"
 METRICS_FOLDER = "metrics"
 TRUTH_FOLDER = "truth"
@@ -55,6 +58,12 @@ def trace_path(first_step: int, rank: int, attempt: int = 1, *, is_light: bool =
     """Document layout of a run directory: path of one rank's trace; `first_step` is the first captured step."""
     folder = f"step{first_step}" if attempt == 1 else f"step{first_step}-attempt{attempt}"
     return PurePath(LIGHT_FOLDER if is_light else TRACES_FOLDER, folder, f"rank{rank}.json.gz")
+
+
+def view_path(trace: PurePath, variant: str = "") -> PurePath:
+    """Document layout of a run directory: path of the view of one rank's trace; `variant` tells its views apart."""
+    name = trace.name.removesuffix(".gz").removesuffix(".json")
+    return PurePath(VIEWS_FOLDER, trace.parent.name, f"{name}.{variant}.view" if variant else f"{name}.view")
 
 
 class RankFile(StrEnum):

@@ -81,6 +81,7 @@ _CLAUSES = {
     "share_of_difference_by_more_kernels": "additional kernels make up {value} of the difference",
     "kernels_slower_by": "its kernels take {value} as long as its peers'",
     "share_of_time_slower_by_about_that": "for {value} of kernel time",
+    "flops_above_peers": "{ranks} computes {value} its peers' FLOPs, in larger tensors",
     "pipeline_structural": "the schedule alone leaves {value} of the pipelined span empty",
     "pipeline_imbalance": "uneven stages add {value}",
     "pipeline_textbook": "the textbook's bubble is {value}",

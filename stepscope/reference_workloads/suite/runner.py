@@ -184,7 +184,10 @@ def _traces_stay(
 
 def tidy_up(run_directory: Path, *, keeps_traces: bool) -> None:
     """Delete what an analysed suite run no longer needs: checkpoints, and traces unless kept."""
-    for name in (run_files.CHECKPOINT_FOLDER, *(() if keeps_traces else (run_files.TRACES_FOLDER,))):
+    for name in (
+        run_files.CHECKPOINT_FOLDER,
+        *(() if keeps_traces else (run_files.TRACES_FOLDER, run_files.VIEWS_FOLDER)),
+    ):
         shutil.rmtree(run_directory / name, ignore_errors=True)
 
 

@@ -18,6 +18,7 @@ from stepscope.core.errors import UsageError
 from stepscope.core.process import about_to_fork
 from stepscope.workflow.fan_out.tasks import FileMap, FileTask, FileViews
 from stepscope.workflow.inputs.archives import absolute
+from stepscope.workflow.views.kept_views import reusing_views
 
 
 class Engine(StrEnum):
@@ -64,11 +65,15 @@ def task_paths(paths: Sequence[str], fan_out: FanOut) -> list[str]:
 
 
 def map_of_engine(paths: Sequence[str], fan_out: FanOut) -> FileMap:
-    """The map over trace files of a fan-out's engine.
+    """The map over trace files of a fan-out's engine, which reads those alone whose views are not kept.
 
     Raises:
         UsageError: fewer than one process.
     """
+    return reusing_views(_map_of_engine(paths, fan_out))
+
+
+def _map_of_engine(paths: Sequence[str], fan_out: FanOut) -> FileMap:
     if fan_out.engine is Engine.DASK:
         from stepscope.workflow.fan_out.dask_cluster import in_dask
 

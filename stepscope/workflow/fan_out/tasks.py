@@ -21,7 +21,8 @@ from stepscope.core.vocabulary import Notice
 from stepscope.trace.columns import RankSource, TraceColumns, TraceHeader
 from stepscope.trace.formats.foreign_traces import tools_for
 from stepscope.workflow.inputs.archives import split_address
-from stepscope.workflow.inputs.trace_files import open_ranks
+from stepscope.workflow.inputs.trace_files import open_stamped
+from stepscope.workflow.inputs.trace_stamps import TraceStamp
 
 MAX_RANKS_SHOWN = 8
 
@@ -55,6 +56,7 @@ class FileViews:
         error: why the file, or the rest of it, cannot be used.
         process: host name and id of the process that was recorded; None where unknown.
         span_ns: start of its first event and end of its last one.
+        stamp: of the file as it was read; None where it has none, or changed meanwhile.
     """
 
     task: FileTask
@@ -64,6 +66,7 @@ class FileViews:
     error: StepscopeError | None = None
     process: tuple[str | None, int] | None = None
     span_ns: tuple[int, int] = (0, 0)
+    stamp: TraceStamp | None = None
 
 
 FileMap = Callable[[Callable[[FileTask], FileViews], Sequence[FileTask]], Iterable[FileViews]]
@@ -78,17 +81,16 @@ def view_file(task: FileTask) -> FileViews:
     """Read one file into a view per rank; expected errors become part of the result."""
     result = FileViews(task)
     try:
-        traces = open_ranks(task.path)
+        traces, result.stamp = open_stamped(task.path)
         header = traces[0].header
         result.process = None if header.process_id is None else (header.host_name, header.process_id)
         result.span_ns = _span(traces)
         result.tells_rank = len(traces) > 1 or header.rank_source in _BY_TRACE
         if not result.tells_rank and task.rank is None:
             return result
-        if task.since_ns is not None and result.span_ns[1] < task.since_ns:
-            raise DataError("was recorded by an earlier attempt of this run", where=task.path)
+        check_attempt(task, result.span_ns)
         _check_device(header)
-        result.notices += _merged(traces)
+        result.notices += merged_ranks([trace.header for trace in traces])
         for trace in traces:
             if not result.tells_rank:
                 header = replace(trace.header, rank=task.rank, rank_source=task.rank_source)
@@ -99,6 +101,16 @@ def view_file(task: FileTask) -> FileViews:
     except StepscopeError as error:
         result.error = error
     return result
+
+
+def check_attempt(task: FileTask, span_ns: tuple[int, int]) -> None:
+    """Check that a file is of the attempt that the fan-out's task asks for.
+
+    Raises:
+        DataError: it is of an earlier one.
+    """
+    if task.since_ns is not None and span_ns[1] < task.since_ns:
+        raise DataError("was recorded by an earlier attempt of this run", where=task.path)
 
 
 def _check_device(header: TraceHeader) -> None:
@@ -116,13 +128,13 @@ def _span(traces: Sequence[TraceColumns]) -> tuple[int, int]:
     return min(int(trace.start_ns.min()) for trace in traces), max(int(trace.end_ns.max()) for trace in traces)
 
 
-def _merged(traces: list[TraceColumns]) -> list[Notice]:
-    """A notice that names the ranks of a file of several."""
-    if len(traces) == 1:
+def merged_ranks(headers: Sequence[TraceHeader]) -> list[Notice]:
+    """A notice that names the ranks of a trace file of several."""
+    if len(headers) == 1:
         return []
-    shown = ", ".join(f"rank {trace.header.rank} = {trace.header.part}" for trace in traces[:MAX_RANKS_SHOWN])
-    more = ", ..." if len(traces) > MAX_RANKS_SHOWN else ""
-    return [Notice("merged_file", f"{traces[0].header.path}: holds {len(traces)} ranks: {shown}{more}")]
+    shown = ", ".join(f"rank {header.rank} = {header.part}" for header in headers[:MAX_RANKS_SHOWN])
+    more = ", ..." if len(headers) > MAX_RANKS_SHOWN else ""
+    return [Notice("merged_file", f"{headers[0].path}: holds {len(headers)} ranks: {shown}{more}")]
 
 
 POLL_SECONDS = 2.0

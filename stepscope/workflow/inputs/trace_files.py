@@ -18,7 +18,7 @@ from stepscope.core.vocabulary import Notice
 from stepscope.store.runs import is_recorded_run
 from stepscope.trace.columns import TraceColumns
 from stepscope.trace.file_names import folder_of_job, natural_order
-from stepscope.trace.reading import has_rank_name, read_ranks, read_ranks_stream
+from stepscope.trace.reading import has_rank_name, read_ranks_stream
 from stepscope.workflow.inputs.archives import (
     ARCHIVE_NAME,
     SEPARATOR,
@@ -30,6 +30,7 @@ from stepscope.workflow.inputs.archives import (
 from stepscope.workflow.inputs.captures import Capture, Choice, captures_of, choose
 from stepscope.workflow.inputs.object_stores import store_error, store_errors
 from stepscope.workflow.inputs.paths import OnlyRunError, check_readable, refuse_many_runs
+from stepscope.workflow.inputs.trace_stamps import HashingStream, TraceStamp, stamp_of, stamp_of_open
 
 _NOT_TRACES = frozenset({"run.json", "analysis.json", "timeline.json", "truth.json"})
 _CAPTURE = re.compile(r"step(\d+)(?:-attempt(\d+))?$")
@@ -115,14 +116,34 @@ def open_ranks(path: str) -> list[TraceColumns]:
         DataError: it cannot be used.
         UnreachableError: its store does not answer.
     """
+    return open_stamped(path)[0]
+
+
+def open_stamped(path: str) -> tuple[list[TraceColumns], TraceStamp | None]:
+    """`open_ranks`, and the stamp of what was read; None where it has none, or changed meanwhile."""
     source, member = split_address(path)
-    if member is None and "://" not in path:
-        return read_ranks(path)
+    is_local = "://" not in source
+    before = None if is_local else stamp_of(path)
     with _opened(source) as stream:
-        if member is None:
-            return read_ranks_stream(stream, path=path, file_bytes=getattr(stream, "size", None) or 0)
-        with opened_member(stream, path) as content:
-            return read_ranks_stream(content, path=path, file_bytes=content.num_bytes)
+        if member is not None:
+            before = stamp_of_open(stream) if is_local else before
+            with opened_member(stream, path) as content:
+                traces = read_ranks_stream(content, path=path, file_bytes=content.num_bytes)
+        elif is_local:
+            traces, before = _read_hashed(stream, path)
+        else:
+            traces = read_ranks_stream(stream, path=path, file_bytes=getattr(stream, "size", None) or 0)
+    after = None if before is None else stamp_of(path)
+    return traces, before if before is not None and after is not None and before.is_of_state(after) else None
+
+
+def _read_hashed(stream: BinaryIO, path: str) -> tuple[list[TraceColumns], TraceStamp | None]:
+    before = stamp_of_open(stream)
+    if before is None:  # a pipe
+        return read_ranks_stream(stream, path=path, file_bytes=0), None
+    hashing = HashingStream(stream)
+    traces = read_ranks_stream(hashing, path=path, file_bytes=before.num_bytes)
+    return traces, before.with_digest(hashing.finish())
 
 
 class NoCaptureError(DataError):

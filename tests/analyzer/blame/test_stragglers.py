@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from stepscope.analyzer.blame.stragglers import ComputeComparison, why_slower
+from stepscope.analyzer.blame.stragglers import ComputeComparison, RankWork, why_slower
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.documents.analysis import KernelTime
 from stepscope.core.vocabulary import Cause, Reason, TimeCategory
@@ -48,6 +48,23 @@ def test_ranks_of_different_stages_are_uneven_and_never_stragglers() -> None:
 def test_peers_are_those_of_the_same_stage() -> None:
     compute: dict[int, list[float]] = {0: [10] * 3, 1: [12] * 3, 2: [100] * 3, 3: [100] * 3}
     assert cause(compute, 1, 0, role={0: 0, 1: 0, 2: 1, 3: 1}) is Cause.STRAGGLER
+
+
+@pytest.mark.parametrize(
+    ("own", "flops", "expected"),
+    [
+        ({"mm [18, 8]": 15.0, "adamw": 2.0}, 1.5, Cause.IMBALANCE),  # a larger batch
+        ({"mm [12, 8]": 10.0, "adamw": 2.0, "mm [64, 64]": 40.0}, 1.5, Cause.STRAGGLER),  # other operators beside
+        ({"mm [18, 8]": 15.0, "adamw": 2.0}, 1.1, Cause.STRAGGLER),  # the FLOPs explain a fifth of it
+        ({"mm [18, 8]": 15.0, "adamw": 2.0}, None, Cause.STRAGGLER),
+    ],
+)
+def test_larger_tensors_that_explain_longer_compute_are_uneven_work(
+    own: dict[str, float], flops: float | None, expected: Cause
+) -> None:
+    compute = {0: np.array([10.0] * 3), 1: np.array([14.0] * 3)}
+    work = {0: RankWork(1.0, {"mm [12, 8]": 10.0, "adamw": 2.0}), 1: RankWork(flops, own)}
+    assert ComputeComparison(compute, dict.fromkeys(compute, 0), work).cause(1, 0) is expected
 
 
 Kernels = dict[str, tuple[int, float]]

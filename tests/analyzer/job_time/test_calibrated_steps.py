@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from stepscope.analyzer.job_time.calibrated_steps import CalibratedSteps, RankCapture, calibrated_steps
-from stepscope.analyzer.what_if.light_replay import Removal
+from stepscope.analyzer.what_if.planned_calls import Removal
 from stepscope.core.documents.run_directory import Step
 from tests.analyzer.what_if.light_jobs import (
     OVERLAPS,

@@ -44,6 +44,25 @@ def test_device_times_replace_the_host_that_runs_ahead() -> None:
     assert _joined(ahead).period_ms.tolist() == [50, 40, 40, 40]
 
 
+def test_a_host_that_ran_ahead_in_the_first_step_makes_no_rank_late() -> None:
+    on_device = lambda index: {"device_ns": 50 * MS} if index else {}  # noqa: E731
+    ahead = rank_steps(1, [10, 90, *[50] * 10], on_device)  # its GPU was through with the first step after 50 ms too
+    steps = job_steps([rank_steps(0, [50] * 12, on_device), ahead], {0: "a", 1: "a"}, is_one_clock=True)
+    assert steps is not None
+    assert not steps.host_ms[HostLoss.LATENESS].any()
+    assert steps.end_ms[:, 0] == pytest.approx(steps.end_ms[:, 1])
+
+
+@given(st.lists(st.integers(1, 80), min_size=2, max_size=12), st.integers(0, 5))
+def test_no_step_is_done_on_the_gpu_before_the_host_has_ended_it(lengths: list[int], gap: int) -> None:
+    one = rank_steps(0, [float(ms) for ms in lengths], lambda index: {"device_ns": 30 * MS} if index != gap else {})
+    steps = job_steps([one])
+    assert steps is not None
+    host_ends = np.cumsum(lengths)
+    assert (steps.end_ms[:, 0] >= host_ends - 1e-6).all()
+    assert (np.diff(steps.end_ms[:, 0]) >= 0).all()
+
+
 def test_exposed_waits_replace_the_hosts() -> None:
     def more(index: int) -> dict[str, object]:
         wait = {"data_wait_ns": 15 * MS, "exposed_data_wait_ns": 2 * MS}

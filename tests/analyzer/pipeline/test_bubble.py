@@ -49,6 +49,16 @@ def test_uneven_stages_show_as_imbalance() -> None:
     assert found.variance == pytest.approx(0, abs=0.03)
 
 
+def test_even_stages_gain_what_the_replay_of_their_kernels_says() -> None:
+    traces = pipelined([100, 200], [200, 400], num_micro_batches=4)
+    views = {rank: view_of(trace) for rank, trace in enumerate(traces)}
+    (chain,) = find_chains({rank: view.calls for rank, view in views.items()})
+    parts = explain_bubble(chain, views)
+    assert parts is not None
+    # the first forward, four passes of each kind of the longer stage, the last backward; evenly five of each
+    assert parts.evened_ns / 1e3 == pytest.approx((100 + 4 * 600 + 200) - 5 * 450, rel=0.05)
+
+
 def test_waits_that_the_schedule_explains_are_bubble_and_the_bubble_is_named() -> None:
     analysis = analyse(*pipelined([100] * 2, [200] * 2, num_micro_batches=2))
     # the last stage's window begins with one forward's wait, and ends before it would wait again

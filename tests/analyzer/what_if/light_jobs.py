@@ -12,7 +12,9 @@ from itertools import pairwise
 from statistics import mean
 
 from stepscope.analyzer.what_if.light_capture import LONGEST_QUEUE, LightCapture
-from stepscope.analyzer.what_if.light_replay import BETWEEN_KERNELS_NS, COLD_NS, LAUNCH_LATENCY_NS, LightReplay
+from stepscope.analyzer.what_if.light_replay import BETWEEN_KERNELS_NS, LAUNCH_LATENCY_NS, LightReplay
+from stepscope.analyzer.what_if.planned_calls import COLD_NS
+from stepscope.trace.columns import KernelLaunch
 from tests.analyzer.build import COMMUNICATION_STREAM, COMPUTE_STREAM, COPY_STREAM, TraceBuilder
 
 _OWN_NS = 3_000
@@ -38,16 +40,33 @@ class Op:
 
 @dataclass
 class Simulation:
-    """One rank: its trace, the ends of its steps, also on the GPU, and the starts of its collectives, ns."""
+    """One rank: its trace, the ends of its steps, also on the GPU, the starts of its collectives, and until when each
+    waited for the others, ns.
+
+    Attributes:
+        spin: how many times as long a kernel takes that starts while a collective waits.
+    """
 
     trace: TraceBuilder
     ends: list[int]
     finished: list[int]
+    spin: float = 1.0
     collectives: list[int] = field(default_factory=list)
+    waited_until: list[int] = field(default_factory=list)
+
+    def length_ns(self, op: Op, start: int) -> int:
+        """How long a kernel takes that starts then."""
+        waits = zip(self.collectives, self.waited_until, strict=True)
+        is_slowed = any(begin <= start < end for begin, end in waits)
+        return round(1000 * op.gpu * (self.spin if is_slowed else 1.0))
 
 
 def simulated(
-    ops: Iterable[Op], cost_us: float = 0.0, collective_ends: Sequence[int] = (), ranks: tuple[int, ...] = (0, 1)
+    ops: Iterable[Op],
+    cost_us: float = 0.0,
+    collective_ends: Sequence[int] = (),
+    ranks: tuple[int, ...] = (0, 1),
+    spin: float = 1.0,
 ) -> Simulation:
     """Some steps of these operations with a cost of each call, less of one that soon follows another."""
     trace = TraceBuilder(ns=1)
@@ -55,7 +74,7 @@ def simulated(
     free: dict[int, int] = {}
     begun: list[int] = []
     recorded = (0, 0, COMPUTE_STREAM)
-    result = Simulation(trace, [host], [host])
+    result = Simulation(trace, [host], [host], spin)
     for _ in range(_NUM_STEPS):
         for op in ops:
             if op.after_stream is not None:
@@ -107,26 +126,30 @@ def _launched(
     start = max(free.get(op.stream, 0) + BETWEEN_KERNELS_NS, host + LAUNCH_LATENCY_NS)
     if op.after_stream is not None:
         start = max(start, free.get(op.after_stream, 0))
-    end = free[op.stream] = max(start + 1000 * op.gpu, wait_until)
+    end = free[op.stream] = max(start + result.length_ns(op, start), wait_until)
     begun.append(start)
     if waits:
         host = end + _OWN_NS + cost
         trace.copy(start, end, launch=call, launch_end=host, stream=op.stream)
     elif op.kind == "collective":
         result.collectives.append(start)
+        result.waited_until.append(end - 1000 * op.gpu)
         trace.collective("allreduce", start, end, launch=call, launch_end=host, group=ranks, stream=op.stream)
     else:
-        trace.kernel(start, end, launch=call, launch_end=host, stream=op.stream)
+        config = KernelLaunch((op.gpu, 1, 1), (128, 1, 1), None, None)  # as many blocks as it takes time
+        trace.kernel(start, end, launch=call, launch_end=host, stream=op.stream, config=config)
     return host
 
 
-def simulated_ranks(ops: Sequence[Sequence[Op]], costs_us: Sequence[float]) -> list[Simulation]:
+def simulated_ranks(
+    ops: Sequence[Sequence[Op]], costs_us: Sequence[float], *, spin: float = 1.0
+) -> list[Simulation]:  # fmt: skip
     """Ranks whose collectives end when the last rank has entered and the bytes are through."""
     ranks = tuple(range(len(ops)))
     transfers = [1000 * op.gpu for op in ops[0] if op.kind == "collective"] * _NUM_STEPS
     ends = [0] * len(transfers)
     while True:
-        simulations = [simulated(own, cost, ends, ranks) for own, cost in zip(ops, costs_us, strict=True)]
+        simulations = [simulated(own, cost, ends, ranks, spin) for own, cost in zip(ops, costs_us, strict=True)]
         starts = zip(*(one.collectives for one in simulations), strict=True)
         found = [max(of_ranks) + transfer for of_ranks, transfer in zip(starts, transfers, strict=True)]
         if found == ends:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from stepscope.analyzer.what_if.light_capture import Kind, LightCapture
-from stepscope.analyzer.what_if.light_replay import LightReplay, Removal
+from stepscope.analyzer.what_if.light_replay import LightReplay
+from stepscope.analyzer.what_if.planned_calls import Removal
 from tests.analyzer.build import COMPUTE_STREAM, GEMM, TraceBuilder
 
 _ABS = "void at::native::vectorized_elementwise_kernel<4, at::native::AbsFunctor<float>>(int)"
@@ -59,3 +60,11 @@ def test_without_the_reads_their_kernels_and_the_time_between_are_gone() -> None
     reading = LightReplay([_capture(_LAYER * 5 + [_ABS, _SUM, _READ] * 6)])
     assert reading.replayed_ms(0.0) > 1.5 * layers.replayed_ms(0.0)
     assert reading.replayed_ms(0.0, Removal.BLOCKING_CALLS) == pytest.approx(layers.replayed_ms(0.0), rel=0.05)
+
+
+@pytest.mark.parametrize(("num_pairs", "is_gone"), [(5, True), (2, False)])
+def test_the_time_between_many_reads_in_a_row_is_for_them(num_pairs: int, is_gone: bool) -> None:
+    reading = _capture(_LAYER * 5 + [_SUM, _READ, _ABS, _SUM, _READ] * num_pairs)
+    kept = [call for call in reading.calls if call.works and not call.kind & Kind.FOR_READ]
+    assert len(kept) == 3 * (15 + num_pairs)
+    assert sum(call.kind & Kind.GAP_FOR_READ > 0 for call in kept) == is_gone * 3 * num_pairs

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import tarfile
 from pathlib import Path
 
 import pytest
 
 from benchmarks.labelled_runs import archive
-from benchmarks.labelled_runs.archive import ArchiveFullError, pack
+from benchmarks.labelled_runs.archive import ArchiveFullError, num_runs_that_fit, pack
 
 
 def _run(folder: Path, name: str, num_bytes: int) -> Path:
@@ -53,3 +55,34 @@ def test_files_beside_the_run_are_kept(tmp_path: Path) -> None:
     pack("a", folder, tmp_path, "lane", more=[folder / "agent.jsonl"])
     with tarfile.open(tmp_path / "lane-1.tar") as tar:
         assert "lane/a.agent.jsonl" in tar.getnames()
+
+
+def test_a_tar_file_with_room_is_filled_before_another_is_begun(tmp_path: Path) -> None:
+    for name, num_bytes in (("a", 20_000), ("b", 35_000), ("c", 12_000)):
+        pack(name, _run(tmp_path, name, num_bytes), tmp_path, "lane", most_files=2)
+    with tarfile.open(tmp_path / "lane-1.tar") as tar:
+        assert "lane/c.truth.json" in tar.getnames()
+
+
+def test_how_many_runs_still_fit_is_known_before_they_are_made(tmp_path: Path) -> None:
+    assert num_runs_that_fit(tmp_path, "lane", 2, 8_000) == 12
+    pack("a", _run(tmp_path, "a", 20_000), tmp_path, "lane", most_files=2)
+    assert num_runs_that_fit(tmp_path, "lane", 2, 8_000) == 8
+    (tmp_path / "lane-1.tar").write_bytes(b"incomplete" * 2000)
+    assert num_runs_that_fit(tmp_path, "lane", 2, 8_000) == 6
+
+
+def test_traces_are_packed_as_they_are_kept(tmp_path: Path) -> None:
+    """With what is read of them; an incomplete one stays as it is."""
+    folder = _run(tmp_path, "a", 10)
+    (traces := folder / "a" / "traces" / "step4").mkdir(parents=True)
+    trace = {"traceEvents": [{"ph": "s", "cat": "ac2g", "name": "ac2g", "pid": 1, "tid": 2, "ts": 3.0, "id": 7}]}
+    (traces / "rank0.json.gz").write_bytes(content := gzip.compress(json.dumps(trace).encode()))
+    (traces / "rank1.json.gz").write_bytes(content[:20])
+    pack("a", folder, tmp_path, "lane")
+    with tarfile.open(tmp_path / "lane-1.tar") as tar:
+        kept = [tar.extractfile(f"lane/a/traces/step4/rank{rank}.json.gz") for rank in (0, 1)]
+        assert [file and file.read() for file in kept] == [
+            gzip.compress(b'{"traceEvents":[]}', 9, mtime=0),
+            content[:20],
+        ]

@@ -32,6 +32,8 @@ _MISSED = {
     "calls/resnet_empties_cache": {"share"},
     # The same, and the profiled run is slower than the bare blocks.
     "calls/encoder_histograms": {"share", "step"},
+    # Recorded when waits for the loaders of trainers' own loops were in no record: no step tells why it is slow.
+    "several/hf_ddp_loader": {"cause", "reasons", "ranks", "advice"},
     # Most of what a tensor of one number costs is Python and its launch, not the copy.
     "calls/resnet_scalar_tensors": {"cause"},
 }
@@ -62,8 +64,8 @@ def test_a_truth_is_whole(run: Path) -> None:
 
 
 def test_all_runs_stay_small() -> None:
-    assert len(kept_runs()) == 98
-    assert sum(path.stat().st_size for path in KEPT.rglob("*") if path.is_file()) < 27e6
+    assert len(kept_runs()) == 106
+    assert sum(path.stat().st_size for path in KEPT.rglob("*") if path.is_file()) < 36e6
 
 
 def test_the_reliability_table_counts_what_is_named() -> None:

@@ -57,18 +57,19 @@ def test_cases_are_recorded_and_a_second_call_goes_on(tmp_path: Path, monkeypatc
     assert len(_states(out)) == 5
 
 
+class _NoPool:
+    is_running, missing = True, ()
+
+    def __init__(self, *_: object) -> None: ...
+
+    def start(self) -> Outcome:
+        return Outcome([], None, 0.0)
+
+    def close(self) -> None: ...
+
+
 def test_no_case_begins_without_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class NoPool:
-        is_running, missing = True, ()
-
-        def __init__(self, *_: object) -> None: ...
-
-        def start(self) -> Outcome:
-            return Outcome([], None, 0.0)
-
-        def close(self) -> None: ...
-
-    monkeypatch.setattr(recording, "Pool", NoPool)
+    monkeypatch.setattr(recording, "Pool", _NoPool)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     assert Recording(_plan(tmp_path / "out", ["trains"], seconds=20.0), lambda _: None).record() == 1
     assert _states(tmp_path / "out") == []
@@ -83,6 +84,22 @@ def test_results_of_earlier_calls_count(tmp_path: Path) -> None:
         file.write('{"name": "c", "sta')  # the call was killed
     later = Results(tmp_path, [earlier / FILE])
     assert [later.is_recorded(name) for name in "abc"] == [True, False, False]
+    again = Results(tmp_path, [earlier / FILE], ["a"])
+    assert not again.is_recorded("a")
+    again.add(Result("a", RECORDED, 3.0, 2.0))
+    assert Results(tmp_path, [earlier / FILE], ["a"]).is_recorded("a")
+
+
+def test_no_case_begins_whose_run_could_not_be_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "Pool", _NoPool)
+    monkeypatch.setattr(recording, "_MOST_TARS", 1)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    (out := tmp_path / "out").mkdir()
+    (out / "several-1.tar").write_bytes(bytes(13 << 20))
+    said = list[str]()
+    assert Recording(_plan(out, ["trains"]), said.append).record() == 1
+    assert "the tar files are full: the other cases are left to another call" in said
+    assert _states(out) == []
 
 
 def _has_several_causes(jobs: Sequence[Job]) -> bool:

@@ -1,0 +1,1 @@
+"""Views kept beside traces, so that unchanged traces are read once."""
