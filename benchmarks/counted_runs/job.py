@@ -70,6 +70,8 @@ def _limited() -> Iterator[tuple[Switch, dict[str, Any]]]:
         with suppress(OSError):
             (_CGROUPS / "cgroup.subtree_control").write_text("+cpu")
         group.mkdir()
+        if not (group / "cgroup.procs").exists():  # no file system of cgroups, or that of version 1
+            raise OSError("no cgroup")
         (group / "cpu.max").write_text(f"max {_PERIOD_US}")
         (group / "cgroup.procs").write_text(str(os.getpid()))
     except OSError:

@@ -141,7 +141,8 @@ class Reason(StrEnum):
     """`communication`: a member's trace is missing or does not match, so waiting cannot be separated from transfer.
     From half of the communication time on, confidence is at most 0.5 and no gain is predicted."""
     WRONG_TRANSPORT = "wrong_transport"
-    """`communication`: bus bandwidth of large messages is under a third of the fast link's and no more than PCIe's."""
+    """`communication`: bus bandwidth of large messages is under a third of the fast link's and no more than PCIe's; or
+    by the agent's counters hosts with InfiniBand send over Ethernet."""
     SLOW_LINK = "slow_link"
     """`communication`: bus bandwidth is under a third of the link's, but more than a slower transport would give."""
     SMALL_MESSAGES = "small_messages"

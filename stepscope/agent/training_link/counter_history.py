@@ -60,6 +60,11 @@ _TRAFFIC = {
     for network in ("network", "infiniband")
     for direction in ("receive", "transmit")
 }
+_TRAFFIC |= {
+    HOST + "network_receive_errors_total": "network_errors_total",
+    HOST + "network_transmit_errors_total": "network_errors_total",
+    HOST + "infiniband_errors_total": "infiniband_errors_total",
+}
 """Added up over all ports and interfaces but the loopback."""
 _NAME_OF_HOST = {
     HOST + name: name

@@ -42,6 +42,9 @@ MOSTLY_THROTTLED = 0.5
 """Least share of a loss during which the driver gives a throttle reason, for it to be that of a low clock."""
 _CLOCK_QUANTILE = 0.9
 """Of a GPU's own clocks over the run: what it has when nothing holds it down."""
+MIN_NETWORK_BYTES, MOST_UNUSED = 50e6, 0.01
+"""Least traffic of Ethernet, bytes/s, and most of InfiniBand's to it, for a job's collectives to be on the wrong one:
+logs, data and checkpoints are less, or last no whole run."""
 _GIB = float(1 << 30)
 _LEAST_MS = 1e-9
 
@@ -52,7 +55,8 @@ class CountedSteps:
 
     Attributes:
         ranks_of: ranks that traces name for a cause.
-        not_started: the captures show queued kernels that start late.
+        reasons_of: reasons that traces give for a cause.
+        num_hosts: on which the ranks run; 0 where unknown.
         num_workers: of the loader that trains; None where unknown.
         num_cpus: that a rank may use; None where unknown.
     """
@@ -61,7 +65,8 @@ class CountedSteps:
     records: Sequence[RankSteps]
     signals: Mapping[int, RankSignals]
     ranks_of: Mapping[Cause, Sequence[int]]
-    not_started: bool = False
+    reasons_of: Mapping[Cause, Sequence[Reason]] = field(default_factory=dict)
+    num_hosts: int = 0
     num_workers: int | None = None
     num_cpus: int | None = None
     _times: dict[int, tuple[Times, Times, Times]] = field(default_factory=dict, init=False)
@@ -110,7 +115,7 @@ class CountedSteps:
         if loss.cause is Cause.CONTENTION and Reason.GPU_SHARED in loss.reasons:
             sharing = self._sharing(loss, must_differ=False)
             return _with(loss if sharing is None else replace(loss, is_inferred=False), sharing)
-        if loss.cause is Cause.DEVICE_GAP and self.not_started:
+        if loss.cause is Cause.DEVICE_GAP and Reason.NOT_STARTED in self.reasons_of.get(loss.cause, ()):
             sharing = self._sharing(loss, must_differ=False)
             return loss if sharing is None else replace(_with(loss, sharing), cause=Cause.CONTENTION)
         if loss.cause in (Cause.CONTENTION, Cause.HOST_BOUND):
@@ -121,6 +126,8 @@ class CountedSteps:
             return _with(_with(loss, self._waiting_for_storage(loss)), self._lacking_cpu(loss))
         if loss.cause is Cause.CHECKPOINT:
             return _with(loss, self._waiting_for_storage(loss))
+        if loss.cause is Cause.COMMUNICATION:
+            return _with(loss, self._on_network(loss))
         return loss
 
     def _explained(self, loss: Loss) -> Loss:
@@ -213,12 +220,17 @@ class CountedSteps:
                 return CountedReasons([Reason.CPU_LIMITED], evidence)
             if not is_loader and loss.recorded is not HostLoss.RUN_DELAY:
                 continue  # that the threads that launch have a CPU is recorded
+            evidence = [Evidence("usable_cpus", float(self.num_cpus), "")] if self.num_cpus else []
             waiting = signals.rate("cgroup_pressure_cpu_some_seconds_total")
             found = None if waiting is None else self._overlap(loss, signals.rank, waiting, is_loader=is_loader)
             if found is not None and found.is_reason:
-                evidence = [Evidence("cpu_pressure_ratio", found.during, "ratio", ranks=ranks)]
-                evidence += [Evidence("usable_cpus", float(self.num_cpus), "")] if self.num_cpus else []
-                return CountedReasons([Reason.CPU_LIMITED], evidence)
+                pressure = Evidence("cpu_pressure_ratio", found.during, "ratio", ranks=ranks)
+                return CountedReasons([Reason.CPU_LIMITED], [pressure, *evidence])
+            waiting = None if is_loader else signals.rate("pressure_cpu_some_seconds_total")
+            found = None if waiting is None else self._overlap(loss, signals.rank, waiting)
+            if found is not None and found.is_reason:  # of all processes there: that these lack a CPU is recorded
+                pressure = Evidence("machine_cpu_pressure_ratio", found.during, "ratio", ranks=ranks)
+                return CountedReasons([Reason.CPU_LIMITED], [pressure, *evidence])
         return None
 
     def _waiting_for_storage(self, loss: Loss) -> CountedReasons | None:
@@ -237,6 +249,29 @@ class CountedSteps:
             return CountedReasons(
                 [Reason.SLOW_STORAGE], [Evidence("io_wait_ratio", found.during, "ratio", ranks=ranks)]
             )
+        return None
+
+    def _on_network(self, loss: Loss) -> CountedReasons | None:
+        """Traffic between hosts that takes Ethernet though they have InfiniBand, and errors of ports on a slow link."""
+        for signals in self._signals_of(loss):
+            begins, ends, _ = self.step_times(signals.rank)
+            rates = {
+                name: None if (signal := signals.rate(name)) is None else _mean_in(signal, begins, ends)
+                for name in ("network_transmit_bytes_total", "infiniband_transmit_bytes_total",
+                             "network_errors_total", "infiniband_errors_total")
+            }  # fmt: skip
+            ethernet, infiniband, *errors = rates.values()
+            ranks = [signals.rank]
+            if self.num_hosts > 1 and _is_unused(infiniband, beside=ethernet):
+                evidence = [
+                    Evidence("ethernet_rate", (ethernet or 0.0) / 1e9, "GB/s", ranks=ranks),
+                    Evidence("infiniband_rate", (infiniband or 0.0) / 1e9, "GB/s", ranks=ranks),
+                ]
+                return CountedReasons([Reason.WRONG_TRANSPORT], evidence)
+            num = sum(filter(None, errors))
+            slow = [r for r in (Reason.SLOW_LINK, Reason.WRONG_TRANSPORT) if r in self.reasons_of.get(loss.cause, ())]
+            if slow and num > 0:
+                return CountedReasons(slow, [Evidence("nic_errors_per_second", num, "", ranks=ranks)])
         return None
 
     def _signals_of(self, loss: Loss) -> list[RankSignals]:
@@ -280,6 +315,13 @@ class CountedSteps:
             columns = np.array(known, np.int64).reshape(-1, 3)
             self._times[rank] = columns[:, 0], columns[:, 1], columns[:, 2]
         return self._times[rank]
+
+
+def _is_unused(infiniband: float | None, *, beside: float | None) -> bool:
+    """Whether the ports of InfiniBand carry next to nothing beside what Ethernet does, bytes/s."""
+    if infiniband is None or beside is None:
+        return False
+    return beside >= MIN_NETWORK_BYTES and infiniband <= MOST_UNUSED * beside
 
 
 def _mean_in(signal: Signal, begins: Times, ends: Times) -> float | None:

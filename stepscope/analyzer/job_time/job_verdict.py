@@ -35,7 +35,7 @@ from stepscope.core.documents.run_directory import Attempt, RankSteps
 from stepscope.core.documents.training_settings import LoaderSettings
 from stepscope.core.text.numbers import counted
 from stepscope.core.text.trace_quality import NOTABLE_DISTORTION
-from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Notice, Reason
+from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Notice
 
 
 class RunFacts(NamedTuple):
@@ -122,13 +122,14 @@ def _counters(analysis: Analysis, training: TrainingTime, facts: RunFacts, advic
     if not facts.counters:
         return None
     rows = {row.cause: row for row in analysis.root_causes}
-    gaps, loader = rows.get(Cause.DEVICE_GAP), _loader(advice)
+    loader = _loader(advice)
     return CountedSteps(
         training,
         facts.records,
         rank_signals(facts.counters),
         {cause: row.ranks for cause, row in rows.items()},
-        not_started=gaps is not None and Reason.NOT_STARTED in gaps.reasons,
+        reasons_of={cause: row.reasons for cause, row in rows.items()},
+        num_hosts=len(set(facts.hosts.values())),
         num_workers=None if loader is None else loader.num_workers,
         num_cpus=facts.num_cpus,
     )

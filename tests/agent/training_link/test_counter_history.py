@@ -132,8 +132,13 @@ def test_of_the_host_a_process_gets_the_machine_itself_and_its_cgroup() -> None:
     history = CounterHistory()
     for at in (5, 10):
         history.observe([_host(at)], _BEGIN + at * _SECOND)
-    ports = Reading(HOST + "infiniband_transmit_bytes_total", 9.0, labels_of(device="mlx5_0", port=1), _BEGIN + 1)
-    history.observe([_host(10), SourceState("infiniband", Collection((ports,)), _BEGIN + 1)], _BEGIN + 10 * _SECOND)
+    port = labels_of(device="mlx5_0", port=1)
+    ports = (
+        Reading(HOST + "infiniband_transmit_bytes_total", 9.0, port, _BEGIN + 1),
+        Reading(HOST + "infiniband_errors_total", 2.0, with_labels(port, kind="symbol"), _BEGIN + 1),
+        Reading(HOST + "infiniband_errors_total", 3.0, with_labels(port, kind="local_link"), _BEGIN + 1),
+    )
+    history.observe([_host(10), SourceState("infiniband", Collection(ports), _BEGIN + 1)], _BEGIN + 10 * _SECOND)
     host = history.message(7, _BEGIN + 4 * _SECOND, _BEGIN + 12 * _SECOND).host
     assert host is not None
     assert host.times_ns == (_BEGIN + 5 * _SECOND, _BEGIN + 10 * _SECOND)
@@ -143,6 +148,7 @@ def test_of_the_host_a_process_gets_the_machine_itself_and_its_cgroup() -> None:
         "pressure_io_some_seconds_total": (1.0, 1.0),
         "network_receive_bytes_total": (3e9, 3e9),
         "infiniband_transmit_bytes_total": (None, 9.0),
+        "infiniband_errors_total": (None, 5.0),
         "cgroup_cpu_throttled_seconds_total": (4.5, 4.5),
         "cgroup_pressure_cpu_some_seconds_total": (2.0, 2.0),
         "process_run_queue_seconds_total": (7.0, 7.0),

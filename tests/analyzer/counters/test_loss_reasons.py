@@ -153,6 +153,14 @@ def test_a_lack_of_cpus_names_the_limit() -> None:
     assert analysis.verdict.confidence == _analysed([], more=lambda _: {"run_delay_ns": 250 * MS}).verdict.confidence
 
 
+@pytest.mark.parametrize(("rate", "is_known"), [(0.99, True), (0.1, False)])
+def test_a_lack_of_cpus_without_a_cgroup_is_the_machines(rate: float, *, is_known: bool) -> None:
+    counters = rank_counters(100, host=lambda at: {"pressure_cpu_some_seconds_total": rate * at})
+    analysis = _analysed([counters], more=lambda _: {"run_delay_ns": 250 * MS})
+    assert analysis.verdict.reasons == [Reason.CPU_LIMITED]
+    assert ("on the machine wait for a CPU" in verdict_text(analysis).evidence) is is_known
+
+
 def test_checkpoints_wait_for_storage_when_they_are_written() -> None:
     def more(index: int) -> dict[str, Any]:
         return {"phases": {"checkpoint": 5_000 * MS}} if index % 40 == 39 else {}

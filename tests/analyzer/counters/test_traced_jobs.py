@@ -192,7 +192,40 @@ def test_queued_kernels_that_start_late_beside_another_process(*, not_started: b
     assert steps is not None
     shared = {"other_processes": 2, "other_memory_bytes": None}
     counters = [rank_counters(30, gpu=lambda _: {"sm_clock_hertz": 1e9}, of_message=lambda _: shared)]
-    of_job = CountedSteps(training_time(steps, []), records, rank_signals(counters), {}, not_started=not_started)
+    reasons = {Cause.DEVICE_GAP: [Reason.NOT_STARTED] if not_started else []}
+    of_job = CountedSteps(training_time(steps, []), records, rank_signals(counters), {}, reasons)
     losses = JobLosses(500.0, 0.0, [Loss(Cause.DEVICE_GAP, 200.0, basis=BOUND)], {}, 0.0, None)
     (refined,) = of_job.refined(losses).losses
     assert (refined.cause, refined.ms) == (cause, 200.0)
+
+
+@pytest.mark.parametrize(
+    ("rates", "num_hosts", "from_trace", "reasons"),
+    [
+        ({"network_transmit": 2e9, "infiniband_transmit": 1e3}, 2, [], [Reason.WRONG_TRANSPORT]),
+        ({"network_transmit": 2e9, "infiniband_transmit": 1e3}, 1, [], None),
+        ({"network_transmit": 2e9}, 2, [], None),  # there is no InfiniBand
+        ({"network_transmit": 1e6, "infiniband_transmit": 0.0}, 2, [], None),
+        ({"network_transmit": 2e9, "infiniband_transmit": 9e9}, 2, [], None),
+        ({"infiniband_errors": 5.0}, 2, [Reason.SLOW_LINK], [Reason.SLOW_LINK]),
+        ({"infiniband_errors": 5.0}, 2, [Reason.NO_OVERLAP], None),
+        ({"infiniband_errors": 0.0}, 2, [Reason.SLOW_LINK], None),
+    ],
+)
+def test_communication_on_the_wrong_network_or_with_errors(
+    rates: dict[str, float], num_hosts: int, from_trace: list[Reason], reasons: list[Reason] | None
+) -> None:
+    records = [rank_steps(0, [500.0] * 60)]
+    steps = job_steps(records, {})
+    assert steps is not None
+
+    def host(at: float) -> dict[str, float]:
+        names = {name: f"{name}_total" if "errors" in name else f"{name}_bytes_total" for name in rates}
+        return {names[name]: rate * at for name, rate in rates.items()}
+
+    signals = rank_signals([rank_counters(30, host=host)])
+    training, of_trace = training_time(steps, []), {Cause.COMMUNICATION: from_trace}
+    of_job = CountedSteps(training, records, signals, {}, of_trace, num_hosts)
+    losses = JobLosses(500.0, 0.0, [Loss(Cause.COMMUNICATION, 200.0)], {}, 0.0, None)
+    (refined,) = of_job.refined(losses).losses
+    assert (None if refined.counted is None else refined.counted.reasons) == reasons
