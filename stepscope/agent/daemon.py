@@ -35,7 +35,7 @@ class LogQueue:
         self._lines: deque[bytes] = deque()
         self._num_bytes = 0
         self._num_dropped = 0
-        self._num_told = 0
+        self._num_reported = 0
         self._changed = threading.Condition()
         self._is_ending = False
         self._threads: list[threading.Thread] = []
@@ -106,21 +106,21 @@ class LogQueue:
     def _write(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._lines or self._num_dropped > self._num_told or self._is_ending)
+                self._changed.wait_for(lambda: self._lines or self._num_dropped > self._num_reported or self._is_ending)
                 if self._lines:
                     line = self._lines.popleft()
                     self._num_bytes -= len(line) + 1
-                elif self._num_dropped > self._num_told:
+                elif self._num_dropped > self._num_reported:
                     line = self._note_of_dropped()
                 else:
                     return
             if not _written(self._target, line + b"\n"):
                 with self._changed:
                     self._num_dropped += 1
-                    self._num_told += 1  # a log that takes nothing takes no count either
+                    self._num_reported += 1  # a log that takes nothing takes no count either
 
     def _note_of_dropped(self) -> bytes:
-        number, self._num_told = self._num_dropped - self._num_told, self._num_dropped
+        number, self._num_reported = self._num_dropped - self._num_reported, self._num_dropped
         return f"stepscope agent: {counted(number, 'line')} dropped here: the log took no more".encode()
 
 

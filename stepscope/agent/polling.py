@@ -178,10 +178,12 @@ class SharedThread:
 
     Args:
         sources: in the order of their calls; those that read others come after them.
+        after_round: called once all that were due have collected; its errors are logged.
     """
 
-    def __init__(self, sources: Sequence[ScheduledSource]) -> None:
+    def __init__(self, sources: Sequence[ScheduledSource], *, after_round: Callable[[], object] = lambda: None) -> None:
         self._sources = sources
+        self._after_round = after_round
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="stepscope-sources", daemon=True)
 
@@ -198,9 +200,17 @@ class SharedThread:
         self._ended.set()
 
     def _run(self) -> None:
+        has_failed = False
         while not self._ended.is_set():
             now = time.monotonic()
             due = min(source.poll(now) for source in self._sources)
+            try:
+                self._after_round()
+                has_failed = False
+            except Exception:  # what follows a round costs no source anything
+                if not has_failed:
+                    _log.exception("after the sources were read")
+                has_failed = True
             self._ended.wait(max(0.0, due - time.monotonic()))
 
 

@@ -61,7 +61,8 @@ class Agent:
             self._guard = WebConfigReloader(Path(web.config_file) if web.config_file else None)
         with _located_error(configuration, "web.listen"):
             self.address = listen_address_of(web.listen, insecure=web.insecure, config=self._guard.config())
-        self._targets = _targets(web.targets)
+        with _located_error(configuration, "web.targets"):
+            self._targets = _targets(web.targets)
         self._token_file = Path(web.token_file) if web.token_file else None
         with _located_error(configuration, "exporter.metrics"):
             self._selection = selected_series(settings.exporter.metrics, CATALOGUE.values())
@@ -114,6 +115,7 @@ class Agent:
             log_lines_dropped=log_lines_dropped,
             own_readings=self._otlp.readings if self._otlp else tuple,
         )
+        sources.after_round = page.prepare
         # the lock first and last: an agent that is refused has touched nothing, one that ends has released everything
         with self._lock, self._training or nullcontext(), self._kineto or nullcontext(), captures:
             access = Access(agent_token(self._state_directory, self._token_file), guard)
@@ -200,8 +202,10 @@ def _otlp(configuration: Configuration, host: str) -> OtlpPush | None:
 def _targets(sources: Sequence[str]) -> TargetList | None:
     if not sources:
         return None
-    from stepscope.workflow.nodes.targets import TargetList  # its HTTP client is needed nowhere else in the agent
+    from stepscope.workflow.nodes.targets import TargetList, check_source  # nothing else here needs its HTTP client
 
+    for source in sources:
+        check_source(source)
     return TargetList(sources)
 
 

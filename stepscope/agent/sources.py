@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import inf
@@ -64,6 +64,7 @@ class AgentSources:
 
     Attributes:
         health, fleet: sources derived from the others.
+        after_round: called after each round of the sources that never block, in their thread; must not block either.
     """
 
     def __init__(
@@ -130,7 +131,9 @@ class AgentSources:
             together.append(to_kubernetes)
         together.append(classes)
         apart = [source for source in (*self._sources, *self._derived) if source not in together]
-        self._threads: list[SharedThread | ScheduledSource] = [SharedThread(together), *apart]
+        self.after_round: Callable[[], object] = lambda: None
+        shared = SharedThread(together, after_round=lambda: self.after_round())
+        self._threads: list[SharedThread | ScheduledSource] = [shared, *apart]
         self._open = ExitStack()
 
     def __enter__(self) -> AgentSources:

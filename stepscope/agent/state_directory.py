@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import fcntl
 import logging
 import os
-import secrets
 import socket
 import stat
-import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -165,10 +164,12 @@ def _create_token(file: Path) -> None:
     """Create the file complete or not at all: a token cut short by a full disk would stay invalid for ever."""
     if file.exists():
         return
+    import tempfile
+
     descriptor, beside = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")  # readable only for its user
     try:
         with open(descriptor, "w") as opened:
-            opened.write(secrets.token_urlsafe(32) + "\n")
+            opened.write(base64.urlsafe_b64encode(os.urandom(33)).decode() + "\n")
         try:
             os.link(beside, file)
         except FileExistsError:

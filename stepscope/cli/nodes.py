@@ -18,7 +18,6 @@ from stepscope.cli.terminal.answers import print_warnings
 from stepscope.cli.terminal.console import report_console
 from stepscope.core.documents.node import NodeState, NodeView, StatusFinding, StatusReport, node_document
 from stepscope.core.errors import DataError, UnreachableError, printable
-from stepscope.core.hardware.health import Severity
 from stepscope.core.protocol import captures
 from stepscope.core.text.numbers import counted, size
 from stepscope.core.vocabulary import Notice
@@ -234,7 +233,7 @@ def status_command(
     any GPU: no driver is there.
     """
     from stepscope.workflow.nodes.answers import answers_of, check_answers
-    from stepscope.workflow.nodes.status import is_nothing_known, status_of
+    from stepscope.workflow.nodes.status import is_nothing_known, is_wrong, status_of
 
     rack = _rack(rack_from)
     answers = answers_of(clients, seconds=timeout_seconds, view=NodeView.STATUS)
@@ -242,7 +241,7 @@ def status_command(
     is_unknown = is_nothing_known(report)
     click.echo(json.dumps(asdict(report)) if as_json else "\n".join(_status_lines(report, by, is_unknown=is_unknown)))
     check_answers(answers)
-    context.exit(UnreachableError.exit_code if is_unknown else 1 if _wrong_findings(report) else 0)
+    context.exit(UnreachableError.exit_code if is_unknown else 1 if any(map(is_wrong, report.findings)) else 0)
 
 
 _MAX_FINDING_LINES = 24
@@ -250,9 +249,11 @@ _MAX_FINDING_LINES = 24
 
 
 def _status_lines(report: StatusReport, by: str | None, *, is_unknown: bool) -> list[str]:
+    from stepscope.workflow.nodes.status import is_wrong
+
     num_gpus = sum(node.num_gpus for node in report.nodes)
     unknown = sum(1 for node in report.nodes if node.state is NodeState.UNKNOWN)
-    wrong = _wrong_findings(report)
+    wrong = [one for one in report.findings if is_wrong(one)]
     num_acknowledged = sum(1 for one in report.findings if one.acknowledged is not None)
     num_notes = len(report.findings) - len(wrong) - num_acknowledged
     is_joined = by is not None or len(report.findings) > _MAX_FINDING_LINES
@@ -279,10 +280,6 @@ def _status_lines(report: StatusReport, by: str | None, *, is_unknown: bool) -> 
 
     group_by = GroupBy(by) if by else None
     return [head, *problem_lines(problems_of(report, group_by), group_by)]
-
-
-def _wrong_findings(report: StatusReport) -> list[StatusFinding]:
-    return [one for one in report.findings if one.severity != Severity.INFO and one.acknowledged is None]
 
 
 def _finding_line(finding: StatusFinding) -> str:

@@ -41,12 +41,14 @@ class HeartbeatSource:
     """Hello and heartbeat lines of a training process, made on any thread; the training thread sets the newest steps.
 
     Attributes:
-        newest: asks for the newest finished step, on any thread; None before the first.
+        newest: asks for the newest finished step, on any thread; None before the first, and where its record is made.
+        newest_ended: the newest finished step whose record is made.
         newest_settled: the newest finished step that has all its figures.
     """
 
     def __init__(self, context: RunContext, state_of_step: Callable[[], str]) -> None:
         self.newest: Callable[[], StepRecord | None] = lambda: None
+        self.newest_ended: StepRecord | None = None
         self.newest_settled: StepRecord | None = None
         self.gpu_uuid: str | None = None
         self._context = context
@@ -75,7 +77,7 @@ class HeartbeatSource:
 
     def heartbeat(self) -> bytes:
         """The line on the newest step and the open one."""
-        record, settled, now_ns = self.newest(), self.newest_settled, time.time_ns()
+        record, settled, now_ns = self.newest() or self.newest_ended, self.newest_settled, time.time_ns()
         state, doing = self._state_of_step(), self._doing()
         figures = {} if settled is None else _first_of(settled.figures)
         if record is None:
@@ -159,6 +161,7 @@ class AgentLink(HeartbeatSource):
         Args:
             is_writing: a trace was being written, which may have slowed them.
         """
+        self.newest_ended = records[-1]
         for record in records:
             self._add(record, is_writing)
         if records[0].index <= self._last_step_to_find_gpu and self.gpu_uuid is None:

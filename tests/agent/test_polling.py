@@ -77,8 +77,15 @@ def test_sources_of_one_thread_run_in_order_and_each_at_its_interval() -> None:
 
     names = {"first": 0.05, "fails": 0.05, "rare": 60.0}
     sources = [ScheduledSource(name, Named(name), interval=interval) for name, interval in names.items()]
-    with SharedThread(sources):
+
+    def after_round() -> None:
+        rounds.append(calls[-1])
+        raise ValueError("a fault of what follows costs no source anything")
+
+    rounds: list[str] = []
+    with SharedThread(sources, after_round=after_round):
         _until(lambda: calls.count("first") >= 4)
+    assert rounds[:2] == ["rare", "fails"]
     assert calls[:5] == ["first", "fails", "rare", "first", "fails"]
     assert calls.count("rare") == 1
     assert [source.state().reason for source in sources] == [None, MissingReason.FAILED, None]

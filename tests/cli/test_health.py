@@ -158,6 +158,16 @@ def test_who_may_and_who_may_not(
     assert len(_ids(capsys, url)) == 2
 
 
+@pytest.mark.parametrize("why", ["a\nb", " ", "w" * 1001, "w" * 1_000_000])
+def test_a_note_that_no_agent_takes_is_wrong_usage(
+    why: str, url: str, token: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    note = ("--by", "ann", "--why", why, "--agent", url, "--token-file", token)
+    for subject in (("ack", "x"), ("set-healthy", "0")):
+        code, _, err = _run(capsys, *subject, *note)
+        assert (code, err) == (2, 'stepscope: "why" must be 1 to 1000 printable characters\n')
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -56,6 +56,14 @@ def test_a_row_for_each_gpu_and_each_agent_that_does_not_answer(capsys: pytest.C
     assert "cannot be reached" in rows[3]
 
 
+def test_a_lost_gpu_says_who_has_acknowledged_it(capsys: pytest.CaptureFixture[str]) -> None:
+    known = replace(event(gpu="0", uuid="GPU-0"), acknowledged=OperatorNote("ann", "ticket 7", 3))
+    lost = device(0, is_up=False, reason="gone", health=Health(HealthState.FAILED, "it is lost", ("x",)))
+    with served(node(lost, events=(known,))) as url:
+        _, out, _ = _run(capsys, "top", "--once", "--agent", url)
+    assert "does not answer: gone (acknowledged by ann)" in out
+
+
 def test_what_others_have_named_is_shown_and_not_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
     job = Job(JobKind.PROCESSES, "1-2", "\x1b]0;mine\x07[/red]", "a\nb")
     named = Assignment(job, Device("GPU-0", "0"))

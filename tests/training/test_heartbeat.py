@@ -102,3 +102,11 @@ def test_once_cuda_runs_the_current_device_tells(monkeypatch: pytest.MonkeyPatch
     assert gpu_uuid(_IDENTITY) is None
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-000000000,MIG-111111111,MIG-222222222")
     assert gpu_uuid(_IDENTITY) == "MIG-222222222"
+
+
+def test_a_step_whose_record_is_made_stays_the_newest_while_the_next_is_open(heartbeat: HeartbeatSource) -> None:
+    """Its end counts, not the start of the process: the agent knows hangs by the age of the open step."""
+    heartbeat.newest_ended = StepRecord(41, 2_000_000_000, 3_000_000_000)
+    assert decode_message(heartbeat.heartbeat()) == Heartbeat(2000.0, "wait", 41, 1000.0, 0.0)
+    heartbeat.newest = lambda: StepRecord(42, 3_000_000_000, 4_500_000_000)
+    assert decode_message(heartbeat.heartbeat()) == Heartbeat(500.0, "wait", 42, 1500.0, 0.0)

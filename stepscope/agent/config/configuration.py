@@ -90,7 +90,9 @@ def load_configuration(
     for warning, critical in WARNS_BEFORE.items():
         if values[warning] > values[critical]:
             culprit = critical if origins[warning][0] is SettingOrigin.DEFAULT else warning
-            line = f"{warning} is {values[warning]:g}, more than {critical}, {values[critical]:g}"
+            other = warning if culprit == critical else critical
+            compared = "less" if culprit == critical else "more"
+            line = f"is {values[culprit]:g}, {compared} than {other}, {values[other]:g}"
             raise UsageError(line, where=found.origin_of(culprit))
     return found
 

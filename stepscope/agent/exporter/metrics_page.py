@@ -10,7 +10,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 from typing import Any
 
 from stepscope import __version__
@@ -40,8 +42,32 @@ _REUSE_SECONDS = 1.0
 """How long a page is served again while no source has anything new: the ages on it may be so much too small."""
 
 
+_RHYTHM_SECONDS = 0.2
+"""How much the time between two scrapes may vary for the next one to be expected."""
+
+
+@dataclass(slots=True)
+class _ScrapeRhythm:
+    """When the page is scraped again in one format, if that is regular.
+
+    Attributes:
+        expected_at: monotonic seconds; infinite where nothing is known.
+    """
+
+    at: float = -inf
+    seconds: float = inf
+    expected_at: float = inf
+
+    def scraped(self, now: float) -> None:
+        seconds = now - self.at
+        is_regular = abs(seconds - self.seconds) <= _RHYTHM_SECONDS
+        self.at, self.seconds = now, seconds
+        self.expected_at = now + seconds if is_regular else inf
+
+
 class MetricsPage:
-    """The Prometheus page of the agent; never blocks. Scrapes between two collections get the same bytes.
+    """The Prometheus page of the agent; never blocks. Scrapes between two collections get the same bytes, and those
+    that come regularly find the page made.
 
     Args:
         states: the sources now; of what two of them report, the first counts.
@@ -80,6 +106,7 @@ class MetricsPage:
         self._made_at = 0.0
         self._kept: Sequence[SourceState] = ()
         self._pages: dict[tuple[str, bool], bytes] = {}
+        self._rhythms: dict[tuple[PageFormat, bool], _ScrapeRhythm] = {}
 
     def collect(self) -> Iterator[Any]:
         """All families for prometheus-client, the agent's process included; each series once."""
@@ -95,11 +122,23 @@ class MetricsPage:
         """
         page_format, is_compressed = page_format_of(accept), accepts_gzip(accept_encoding)
         with self._one_at_a_time:  # in parallel they would take as long
+            self._rhythms.setdefault((page_format, is_compressed), _ScrapeRhythm()).scraped(time.monotonic())
             body = self._page(page_format, is_compressed=is_compressed)
         headers = {"Content-Type": page_format.content_type, "Vary": "Accept, Accept-Encoding"}
         if is_compressed:
             headers["Content-Encoding"] = "gzip"
         return body, headers
+
+    def prepare(self) -> None:
+        """Make the pages that are expected to be scraped before the next collection; to be called after each.
+
+        A scrape then takes a fresh page without the time to make it, and no more pages are made than are scraped.
+        """
+        now = time.monotonic()
+        with self._one_at_a_time:
+            for (page_format, is_compressed), rhythm in self._rhythms.items():
+                if 0.0 <= rhythm.expected_at - now < _REUSE_SECONDS:
+                    self._page(page_format, is_compressed=is_compressed)
 
     def _page(self, page_format: PageFormat, *, is_compressed: bool) -> bytes:
         """The page in this format: as it was made for an earlier scrape, unless a source has something new."""
@@ -183,7 +222,7 @@ def _newest(readings: Sequence[Reading]) -> dict[tuple[str, str], int]:
     """Time of the newest value that was sampled from each GPU."""
     whole = [one for one in readings if len(one.labels) <= _NUM_LABELS_OF_GPU and one.metric in SAMPLED]
     newest = _newest_of(whole)
-    gpus = {_gpu_of(one.labels) for one in readings if one.metric == _UP}
+    gpus = {_gpu_of(one.labels) for one in readings if one.metric in _FACTS}
     if gpus <= newest.keys():
         return newest
     return _newest_of([one for one in readings if one.metric in SAMPLED])  # one with values of its instances alone

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
+from stepscope.core.errors import UsageError
 from stepscope.core.metrics import DefaultSeries, Metric
 from stepscope.core.text.numbers import unknown_name
 
@@ -19,8 +20,12 @@ def selected_series(entries: Sequence[str], catalogue: Iterable[Metric]) -> Mapp
         entries: `default`, `full`, names, and patterns with * and ?. What a name or pattern selects has all its series.
 
     Raises:
-        UsageError: an entry selects nothing.
+        UsageError: an entry selects nothing, or there is none.
     """
+    if not entries:
+        raise UsageError(
+            "selects no metric, so that nothing would be exported", what_next=f"leave it out, or set {DEFAULT}"
+        )
     metrics = {metric.name: metric for metric in catalogue}
     selected = dict.fromkeys(metrics, DefaultSeries.NONE)
     if DEFAULT in entries:

@@ -9,6 +9,7 @@ from math import inf
 
 from stepscope.agent.polling import STALE_SECONDS, SourceState
 from stepscope.analyzer.fleet import GpuFacts, GpuSample, HostUse
+from stepscope.collectors.host.cgroups import cgroup_with_parents
 from stepscope.core.hardware.devices import Device, DeviceJoin, device_of
 from stepscope.core.hardware.gpu_catalogue import board_power_watts
 from stepscope.core.metrics.agent import TRAINING
@@ -311,7 +312,7 @@ class HostHistory:
         if elapsed <= 0:
             return HostUse()
         pids = last.holders.get(uuid, set()) & first.holders.get(uuid, set())
-        groups = {group for pid in pids for group in _with_parents(last.cgroups.get(pid, ""))}
+        groups = {group for pid in pids for group in cgroup_with_parents(last.cgroups.get(pid, ""))}
         cpus = _grown(first.cpu, last.cpu, pids)
         stopped = _grown(first.stopped, last.stopped, groups)
         waited = _grown(first.waited, last.waited, groups) or _grown(first.waited, last.waited, [""])
@@ -358,9 +359,3 @@ def _take_host_reading(counters: _HostCounters, reading: Reading) -> None:
 def _grown(first: dict[str, float], last: dict[str, float], keys: Iterable[str]) -> list[float]:
     """Growth of the counters that are in both and were not reset."""
     return [last[key] - first[key] for key in keys if key in first and key in last and last[key] >= first[key]]
-
-
-def _with_parents(group: str) -> list[str]:
-    """A cgroup and those above it: a limit may be set at any level."""
-    parts = group.rstrip("/").split("/")
-    return ["/".join(parts[:count]) or "/" for count in range(len(parts), 0, -1)] if group else []

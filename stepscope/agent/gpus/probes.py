@@ -6,11 +6,12 @@ import logging
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from select import POLLIN, poll
 
-from stepscope.agent.gpus.process import GpuProbe, ProbeProcess
+from stepscope.agent.gpus.process import NAMELESS, GpuProbe, ProbeProcess
 from stepscope.agent.gpus.supervisor import ProbeSupervisor, ProbeTiming
 from stepscope.agent.gpus.targets import ProbeCounts, ProbeSnapshot, ProbeTarget, XidCount
 from stepscope.core.hardware.devices import Device
@@ -86,7 +87,8 @@ class GpuProbes:
 
     def places(self) -> dict[str, Device]:
         """GPUs by their PCI bus id, as the driver has them, or had them before the agent was restarted."""
-        return {**self._known_before, **{one.key: one.device for one in self._known if one.device.uuid}}
+        found = {one.key: one.device for one in self._known if one.device.uuid and not one.key.startswith(NAMELESS)}
+        return {**self._known_before, **found}
 
     def has_no_driver(self) -> bool:
         """Whether no GPU can be asked; False while the driver has not answered yet."""
@@ -99,6 +101,8 @@ class GpuProbes:
     def restore(self, xids: Iterable[XidCount], places: Mapping[str, Device], resumed: frozenset[str]) -> None:
         """Go on with what an earlier agent knew; see `XidLog.restore`. Before the probes run."""
         self._known_before = dict(places)
+        num_of_index = Counter(device.index for device in places.values())
+        self._supervisor.known_before = {one.index: one for one in places.values() if num_of_index[one.index] == 1}
         self._supervisor.xids.restore(xids, resumed)
 
     def _start_process(self) -> GpuProbe:
@@ -125,11 +129,13 @@ class GpuProbes:
     def _wait(self, seconds: float) -> None:
         waited_for = poll()  # a new one each time is a list, where epoll would be a file
         waited_for.register(self._wake_read, POLLIN)
-        if waited_for.poll(1e3 * min(seconds, _GATHER_SECONDS)):
-            return
+        if self._supervisor.is_waiting:
+            if waited_for.poll(1e3 * min(seconds, _GATHER_SECONDS)):
+                return
+            seconds -= _GATHER_SECONDS
         for probe in self._supervisor.probes():
             waited_for.register(probe, POLLIN)
-        waited_for.poll(1e3 * max(0.0, seconds - _GATHER_SECONDS))
+        waited_for.poll(1e3 * max(0.0, seconds))
 
     def _publish(self) -> None:
         """Replace what `snapshot` reads as a whole: it needs no lock and never sees half of a step."""

@@ -74,7 +74,12 @@ def _device_in(parts: Iterable[Collection]) -> Device | None:
 
 
 class ProbeSupervisor:
-    """All GPUs and the probe processes that read them; `refusal` says why no GPU can be asked, None while they can."""
+    """All GPUs and the probe processes that read them; `refusal` says why no GPU can be asked, None while they can.
+
+    Attributes:
+        known_before: GPUs that an earlier agent had found at this boot, by index. One that does not give its name any
+            more is still that GPU.
+    """
 
     def __init__(self, start: Callable[[], GpuProbe], timing: ProbeTiming) -> None:
         self._start = start
@@ -86,9 +91,15 @@ class ProbeSupervisor:
         self.refusal: tuple[MissingReason, str] | None = (MissingReason.NOT_YET, "the driver has not answered yet")
         self.counts = ProbeCounts()
         self.xids = XidLog()
+        self.known_before: dict[str, Device] = {}
 
     def probes(self) -> list[GpuProbe]:
         return [slot.probe for slot in self._slots() if slot.probe is not None]
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether any of them is to answer."""
+        return any(slot.is_waiting for slot in self._slots())
 
     def known(self) -> tuple[ProbeTarget, ...]:
         """All GPUs as they are now, by index."""
@@ -227,6 +238,9 @@ class ProbeSupervisor:
                 named.keys = [key]
                 self._apart[key] = named
         self._know(key, device).device = device
+        for other, target in self.targets.items():
+            if other != key and target.device.uuid == device.uuid:  # the GPUs are numbered anew
+                target.device = Device(index=target.device.index)
         if key not in self._apart and key not in self._shared.keys:
             self._shared.keys.append(key)
 
@@ -240,7 +254,9 @@ class ProbeSupervisor:
     def _known_at(self, index: int) -> str:
         """Key of the GPU of this index; made of the index if its own is not known."""
         key = next((key for key, target in self.targets.items() if target.index == index), f"{NAMELESS}{index}")
-        self._know(key, Device(index=str(index)))
+        device = self.known_before.get(str(index), Device(index=str(index)))
+        is_elsewhere = any(target.device.uuid == device.uuid for target in self.targets.values())
+        self._know(key, Device(index=str(index)) if is_elsewhere else device)
         return key
 
     def _reads(self, slot: ProbeSlot, answer: dict[str, Any], now: float, now_ns: int) -> None:

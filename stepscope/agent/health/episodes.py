@@ -8,7 +8,6 @@ then another begins only with new evidence.
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -309,6 +308,8 @@ _ID_BYTES = 5
 
 def _event_id(key: str, code: str, number: int, first_ns: int) -> str:
     """Id of the episode of this number of a code of a thing; with its time, as numbers begin anew with other labels."""
+    import hashlib  # it loads OpenSSL, 4 MB that an agent without events does without
+
     text = f"{key} {code} {number} {first_ns}".encode(errors="replace")
     return f"{code}-{hashlib.blake2b(text, digest_size=_ID_BYTES).hexdigest()}"
 

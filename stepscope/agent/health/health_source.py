@@ -157,6 +157,8 @@ class HealthSource:
             self._report = self._watch.report(self._report.time_ns or now_ns)
         for event in ended:
             _log.warning("%s: %s is over, set healthy by %s: %s", _whose(event), event.code, by, why)
+        if not ended:
+            _log.warning("%s is set healthy by %s: %s; no event was open", target, by, why)
         self._settle(number)
         return ended
 

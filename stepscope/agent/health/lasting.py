@@ -1,4 +1,4 @@
-"""What outlives the agent of its health checks, and its JSON in the store."""
+"""State of the health checks that outlives the agent, and its JSON in the store."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def lasting_document(lasting: LastingHealth) -> dict[str, Any]:
                 "key": one.key,
                 "code": one.code,
                 "labels": one.labels,
-                "event": one.event and event_document(one.event),
+                "event": one.event and stored_event(one.event),
                 "accepted": one.accepted and asdict(one.accepted),
             }
             for one in watch.episodes
@@ -85,7 +85,7 @@ def lasting_document(lasting: LastingHealth) -> dict[str, Any]:
     }
 
 
-def event_document(event: HealthEvent) -> dict[str, Any]:
+def stored_event(event: HealthEvent) -> dict[str, Any]:
     """The JSON of an event in the store; `read_event` reads it."""
     return asdict(event)
 

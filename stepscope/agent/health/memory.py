@@ -17,10 +17,10 @@ from stepscope.agent.health.health_store import HealthStore
 from stepscope.agent.health.lasting import (
     LastingHealth,
     WatchState,
-    event_document,
     lasting_document,
     read_events,
     read_lasting,
+    stored_event,
 )
 from stepscope.collectors.kernel_log import boot_id
 from stepscope.core.hardware.health import HealthEvent
@@ -122,7 +122,7 @@ class HealthMemory:
             return None
         self._kept_ns, self._counted = now_ns, counted
         is_urgent = bool(self._changes) or has_note
-        ended = [event_document(event) for event in self._changes if event.ended_ns is not None]
+        ended = [stored_event(event) for event in self._changes if event.ended_ns is not None]
         self._changes = []
         document = lasting_document(LastingHealth(now_ns, self._boot_id, watch, log))
         return self._store.put(document, ended, is_urgent=is_urgent)

@@ -1,4 +1,4 @@
-"""What checks see and what they return: the newest values of GPUs, ports and switches, and samples with evidence.
+"""Input and results of the health checks: the newest values of GPUs, ports and switches; samples with evidence.
 
 `HealthObserver` joins the values of all sources: of what two report, the first with a fresh value counts, as on the
 metrics page. `CounterWindow` has the growth of a counter, `MinuteWindow` the number of the last minutes in which

@@ -6,17 +6,18 @@ node as it is.
 
 from __future__ import annotations
 
-import http.client
 import json
-import ssl
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 from stepscope.agent.kubernetes.node_report import COMPONENT, EVENT_NAMESPACE
 from stepscope.collectors.jobs.kubernetes.pods import KubernetesApi, KubernetesApiError
 from stepscope.core.errors import printable
 from stepscope.core.metrics.readings import MissingReason
+
+if TYPE_CHECKING:
+    import http.client
 
 ANSWER_SECONDS = 5.0
 _LARGEST_BYTES = 8 << 20
@@ -80,6 +81,9 @@ class NodeApi:
             return
 
     def _request(self, method: str, path: str, body: dict[str, Any], content_type: str, verb: str) -> dict[str, Any]:
+        import http.client  # with TLS, 5 MB that an agent without Kubernetes does without
+        import ssl
+
         query = {"fieldManager": COMPONENT} | ({"dryRun": "All"} if self.is_dry_run else {})
         end = time.monotonic() + self._seconds
         server = self._server

@@ -1,11 +1,10 @@
-"""What Kubernetes is told of a node: its condition by the health of its GPUs, when it changes, and events.
+"""Report of a node to Kubernetes: its condition by the health of its GPUs, when it changes, and events.
 
 Pure: no I/O, time is an argument. The condition is that of a problem, as node-problem-detector has them: True is sick.
 """
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -174,6 +173,8 @@ class NodeEvents:
         ]
 
     def _document(self, event: HealthEvent, now_ns: int, *, is_over: bool) -> dict[str, Any]:
+        import hashlib
+
         began = event.id or (self._boot if event.since_start else str(event.first_ns))
         identity = "\n".join([self._node, event.code, repr(event.labels), began, str(is_over)])
         reason = reason_of(event.code)

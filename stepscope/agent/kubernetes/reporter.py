@@ -6,7 +6,6 @@ Health never waits for it. A server that does not answer is asked again after 5 
 from __future__ import annotations
 
 import logging
-import random
 import re
 import time
 from collections import Counter
@@ -143,6 +142,8 @@ class NodeReporter:
         except NodeApiError:
             self._counts["condition", "failed"] += 1
             raise
+        import random
+
         self._counts["condition", self._result] += 1
         self._written, self._status = condition, condition.status
         self._write_at = now + _MIN_SECONDS
@@ -176,6 +177,8 @@ class NodeReporter:
         try:
             call()
         except NodeApiError as error:
+            import random
+
             pause = max(self._pause, error.retry_seconds or 0.0)
             self._retry_at = now + pause * random.uniform(0.8, 1.2)
             self._pause = min(self._pause * 2, _LAST_RETRY_SECONDS)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import os
 import select
 import socket
@@ -67,6 +66,7 @@ class TrainingConnection:
         self._connected_at = self._received_at = self._heartbeat_at = now
         self._budget = PacingBucket(_BURST_BYTES, now, start=_FIRST_BYTES)
         self._faults = 0
+        self._last_fault = ""
 
     def receive(self, block: bytes, now: float) -> list[messages.Answer]:
         """Take in received bytes; returns the answers in them.
@@ -121,7 +121,7 @@ class TrainingConnection:
     def check_hello(self, now: float) -> None:
         """Raises `ConnectionEndedError` where its hello has not come in time."""
         if self.hello is None and now - self._connected_at > _HELLO_SECONDS:
-            raise ConnectionEndedError("no_hello")
+            raise ConnectionEndedError("no_hello", self._last_fault or "it has not said whose process it is")
 
     def rank(self, now: float) -> TrainingRank | None:
         """The process at `now`; None before its hello."""
@@ -167,12 +167,15 @@ class TrainingConnection:
 
     def _fault(self, what: str) -> None:
         self._faults += 1
+        self._last_fault = what
         if self._faults >= _MAX_FAULTS:
             raise ConnectionEndedError("garbage", what)
 
 
 def _key_of(hello: messages.Hello, peer: TrainingPeer) -> str:
     """Key of the process: the same on each of its connections, and unlike that of a process of another user."""
+    import hashlib  # it loads OpenSSL, 4 MB that an agent without training does without
+
     identity = f"{peer.uid}\n{hello.run_directory}\n{hello.rank}\n{hello.pid}\n{hello.start_ns}"
     return f"profile-{hello.rank}-{hashlib.sha256(identity.encode(errors='replace')).hexdigest()[:16]}"
 

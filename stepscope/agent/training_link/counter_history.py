@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from stepscope.agent.polling import SourceState
+from stepscope.collectors.host.cgroups import cgroup_with_parents
 from stepscope.core.metrics.readings import CGROUP, GPU, HOST, PROCESS, MissingReason, Reading
 from stepscope.core.protocol.counters import (
     COUNTERS_SECONDS,
@@ -164,7 +165,7 @@ class _HostSample:
     def of(self, pid: str) -> dict[str, float]:
         """What a process may know."""
         values = self.machine | self.processes.get(pid, {})
-        groups = [self.cgroups[one] for one in _with_parents(self.cgroup_of.get(pid, "")) if one in self.cgroups]
+        groups = [self.cgroups[one] for one in cgroup_with_parents(self.cgroup_of.get(pid, "")) if one in self.cgroups]
         stopped = [group["stopped"] for group in groups if "stopped" in group]
         limits = [group["limit"] for group in groups if "limit" in group]
         if stopped:  # a limit may be set at any level, and each counts its own
@@ -358,9 +359,3 @@ def _slot(labels: Sequence[tuple[str, str]]) -> _Slot:
 
 def _pressure_name(labels: Mapping[str, str]) -> str:
     return f"pressure_{labels['resource']}_{labels['share']}_seconds_total"
-
-
-def _with_parents(group: str) -> list[str]:
-    """A cgroup and those above it."""
-    parts = group.rstrip("/").split("/")
-    return ["/".join(parts[:count]) or "/" for count in range(len(parts), 0, -1)] if group else []

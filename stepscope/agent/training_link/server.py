@@ -47,6 +47,8 @@ _MIN_BYTES_PER_SECOND = 1 << 10
 _LAST_READS = 4  # from a process that is gone, though it sent too much
 _ACCEPTS, _ACCEPTS_PER_SECOND = 256.0, 20.0
 _TURN_SECONDS = 0.5
+_IDLE_SECONDS = 5.0
+"""Without a process there is nothing to look after; one that connects, and the end, wake the thread."""
 _MAX_BACKLOGD = 4096
 
 
@@ -201,7 +203,9 @@ class TrainingServer:
             due.append(self._accept_at)
         elif listening not in self._selector.get_map():
             self._selector.register(listening, selectors.EVENT_READ)
-        for key, events in self._selector.select(min([_TURN_SECONDS, *(at - now for at in due)])):
+        for key, events in self._selector.select(
+            min([_TURN_SECONDS if self._clients else _IDLE_SECONDS, *(at - now for at in due)])
+        ):
             if key.fileobj is listening:
                 self._accept()
             elif isinstance(key.fileobj, socket.socket):

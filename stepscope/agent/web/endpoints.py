@@ -6,11 +6,10 @@ The node's document is made of what the sources reported last; `/sd` is Promethe
 from __future__ import annotations
 
 import json
+import os
 import re
-import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qs
@@ -263,6 +262,8 @@ _STYLE = "body{font:15px system-ui;margin:2em}td,th{text-align:left;padding:.2em
 
 def landing_page(states: Sequence[SourceState]) -> str:
     """HTML landing page of the agent with the state of the sources."""
+    from html import escape
+
     rows = "".join(_row(state) for state in states)
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>stepscope agent</title><style>{_STYLE}</style>"
@@ -275,6 +276,8 @@ def landing_page(states: Sequence[SourceState]) -> str:
 
 
 def _row(state: SourceState) -> str:
+    from html import escape
+
     age = "" if state.age_seconds is None else f"{state.age_seconds:.1f} s"
     cells = (
         state.name,
@@ -305,7 +308,7 @@ def capture_routes(coordinator: AgentCaptureCoordinator) -> tuple[Route, ...]:
         try:
             document = json.loads(request.body)
             if isinstance(document, dict):
-                document.setdefault("id", f"c-{secrets.token_hex(6)}")
+                document.setdefault("id", f"c-{os.urandom(6).hex()}")
             order = read_order(document)
         except FieldError as error:
             raise CaptureRefusedError(HTTPStatus.BAD_REQUEST, str(error)) from None

@@ -19,11 +19,11 @@ from stepscope.core.documents.health import (
     SET_HEALTHY_PATH,
     health_document,
     node_health_of,
+    note_problem,
 )
 from stepscope.core.hardware.health import HealthEvent, HealthReport
 
 _MAX_BYTES = 16 << 10
-_MAX_WORD, _MAX_REASON = 200, 1000
 _SCHEMA_OF_ERRORS = "stepscope.error/1"
 
 
@@ -62,15 +62,13 @@ def health_routes(health: KnownHealth, *, host: str = "") -> tuple[Route, ...]:
         return document()
 
     def acknowledge(request: Request) -> Reply:
-        body = _body(request)
-        event_id, by, why = _text(body, "event"), _text(body, "by"), _text(body, "why", _MAX_REASON)
+        event_id, by, why = _note(request, "event")
         if health.acknowledge(event_id, by=by, why=why) is None:
             raise _RefusedError(HTTPStatus.NOT_FOUND, f"no open event here is called {event_id}")
         return document()
 
     def set_healthy(request: Request) -> Reply:
-        body = _body(request)
-        target, by, why = _text(body, "target"), _text(body, "by"), _text(body, "why", _MAX_REASON)
+        target, by, why = _note(request, "target")
         if health.set_healthy(NODE if target == host else target, by=by, why=why) is None:
             line = f"no GPU here is called {target}: give its index or UUID, or {NODE} for all of the machine"
             raise _RefusedError(HTTPStatus.NOT_FOUND, line)
@@ -106,9 +104,11 @@ def _body(request: Request) -> Mapping[str, Any]:
     return document
 
 
-def _text(body: Mapping[str, Any], name: str, most: int = _MAX_WORD) -> str:
-    value = body.get(name)
-    text = value.strip() if isinstance(value, str) else ""
-    if not text or len(text) > most or not text.isprintable():
-        raise _RefusedError(HTTPStatus.BAD_REQUEST, f'"{name}" must be 1 to {most} printable characters')
-    return text
+def _note(request: Request, of: str) -> tuple[str, str, str]:
+    """An operator's note: of which event or GPU, who, why."""
+    body = _body(request)
+    note = {name: body.get(name) for name in (of, "by", "why")}
+    if problem := note_problem(note):
+        raise _RefusedError(HTTPStatus.BAD_REQUEST, problem)
+    subject, by, why = (str(value).strip() for value in note.values())
+    return subject, by, why

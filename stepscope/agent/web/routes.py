@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
-import hmac
 import json
 import os
 import threading
@@ -34,7 +32,7 @@ class Request:
 
     Attributes:
         method: GET, POST or DELETE; HEAD comes as GET.
-        headers: with case-insensitive lookup, as of an email.message.Message.
+        headers: with case-insensitive lookup.
         body: empty unless the route takes one.
         parts: parts of the path by the {name} that the route has for them.
         client: address of the client, for the log.
@@ -172,6 +170,8 @@ class Access:
         return text_reply(HTTPStatus.UNAUTHORIZED, "this needs a user and a password", WWW_Authenticate=realm)
 
     def _is_token(self, token: str) -> bool:
+        import hmac  # it loads OpenSSL, 4 MB that an agent whom nobody gives orders does without
+
         return self._token is not None and hmac.compare_digest(token.encode(errors="replace"), self._token)
 
 
@@ -280,6 +280,8 @@ class Passwords:
         return PasswordCheck.RIGHT if is_right else PasswordCheck.WRONG
 
     def _digest(self, user: str, hashed: bytes, password: bytes) -> bytes:
+        import hashlib
+
         digest = hashlib.blake2b(key=self._secret)
         for part in (user.encode(errors="surrogateescape"), hashed, password):
             digest.update(len(part).to_bytes(8, "big") + part)

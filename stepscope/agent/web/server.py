@@ -10,15 +10,15 @@ import errno
 import ipaddress
 import logging
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import StreamRequestHandler, TCPServer, ThreadingMixIn
 from typing import Any
 
+from stepscope.agent.web.http_request import BadRequestError, RequestHead, RequestHeaders, read_request_head
 from stepscope.agent.web.routes import Access, Reply, Request, Route, Routes, TokenBucket, text_reply
 from stepscope.agent.web.web_config import WebConfig, WebConfigReloader
 from stepscope.core.errors import UsageError
@@ -95,11 +95,12 @@ class _Connection:
     has_request: bool = False
 
 
-class ConnectionServer(ThreadingHTTPServer):
+class ConnectionServer(ThreadingMixIn, TCPServer):
     """HTTP server with limits on the number and duration of connections. Over the limits a new connection replaces the
     oldest one that has sent no request yet: idle connections cannot lock others out.
     """
 
+    allow_reuse_address = True
     daemon_threads = True
     block_on_close = False
     request_queue_size = 128
@@ -112,13 +113,6 @@ class ConnectionServer(ThreadingHTTPServer):
         self._lock = threading.Lock()
         self._connections: dict[Any, _Connection] = {}  # the oldest first
         super().__init__(address, _Handler)
-
-    def server_bind(self) -> None:
-        """Bind without looking up the machine's name, which may take as long as a name server does."""
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.socket.bind(self.server_address)
-        self.server_address = self.socket.getsockname()
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def get_request(self) -> tuple[Any, Any]:
         """The next connection. Where no file descriptor is left for it, wait instead of retrying in a busy loop.
@@ -212,8 +206,26 @@ _PLAIN = (
 )
 
 
-def _names(connection: ssl.SSLSocket) -> set[str]:
-    certificate: Mapping[str, Any] = connection.getpeercert() or {}
+def _shake_hands(connection: Any, config: WebConfig) -> None:
+    """Perform the TLS handshake.
+
+    Raises:
+        OSError: the client speaks something else, or has no certificate that is wanted.
+    """
+    import ssl
+
+    try:
+        connection.do_handshake()
+    except ssl.SSLError as error:
+        if error.reason == "HTTP_REQUEST":
+            socket.socket.send(connection, _PLAIN)  # unencrypted, as the request
+        raise
+    allowed = config.tls.client_allowed_sans if config.tls else ()
+    if allowed and not _names(connection.getpeercert() or {}) & set(allowed):
+        raise ssl.SSLError("the client's certificate has none of the allowed names")
+
+
+def _names(certificate: Mapping[str, Any]) -> set[str]:
     return {str(value) for _, value in certificate.get("subjectAltName", ())}
 
 
@@ -283,68 +295,79 @@ def _server(address: ListenAddress, routes: Routes, access: Access, reloader: We
     return server
 
 
-class _Handler(BaseHTTPRequestHandler):
+_METHODS = frozenset({"GET", "HEAD", "POST", "DELETE"})
+
+
+class _Handler(StreamRequestHandler):
+    """Answers one request of a connection."""
+
     server: ConnectionServer
-    server_version = "stepscope"
-    sys_version = ""
     timeout = CONNECTION_SECONDS
 
     def setup(self) -> None:
         super().setup()
-        if isinstance(self.connection, ssl.SSLSocket):
-            tls = self.server.reloader.config().tls
-            try:
-                self.connection.do_handshake()
-            except ssl.SSLError as error:
-                if error.reason == "HTTP_REQUEST":
-                    socket.socket.send(self.connection, _PLAIN)  # unencrypted, as the request
-                raise
-            allowed = tls.client_allowed_sans if tls else ()
-            if allowed and not _names(self.connection) & set(allowed):
-                raise ssl.SSLError("the client's certificate has none of the allowed names")
+        if type(self.connection) is not socket.socket:
+            _shake_hands(self.connection, self.server.reloader.config())
 
-    def _answer(self) -> None:
-        """Reply to the request, also when its handler fails."""
-        self.server.has_request(self.request)
-        path, _, query = self.path.partition("?")
+    def handle(self) -> None:
         try:
-            reply = self._reply(path, query)
+            head = read_request_head(self.rfile)
+        except TimeoutError:
+            _log.debug("%s: no request in time", self.client_address[0])
+            return
+        except BadRequestError as error:
+            self._send("GET", text_reply(error.status, str(error)))
+            return
+        if head is None:
+            return
+        self.server.has_request(self.request)
+        path = head.target.partition("?")[0]
+        try:
+            reply = self._reply(head)
         except Exception:  # edge of one request: others go on
             _log.exception("%s failed", path)
             reply = text_reply(HTTPStatus.INTERNAL_SERVER_ERROR, "this request failed; see the agent's log")
-        self.send_response(reply.status)
-        fixed = {**_FIXED_HEADERS, **self.server.reloader.config().headers, "Content-Length": str(len(reply.body))}
-        for name, value in {**reply.headers, **fixed}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(reply.body)
+        self._send(head.method, reply)
+        _log.debug("%s %s %s %d", self.client_address[0], head.method, path, reply.status)
 
-    do_GET = do_HEAD = do_POST = do_DELETE = _answer  # noqa: N815
+    def _send(self, method: str, reply: Reply) -> None:
+        own = {
+            "Server": "stepscope",
+            "Date": time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime()),
+            **reply.headers,
+            **_FIXED_HEADERS,
+            **self.server.reloader.config().headers,
+            "Content-Length": str(len(reply.body)),
+        }
+        lines = [f"HTTP/1.0 {reply.status.value} {reply.status.phrase}", *(f"{one}: {own[one]}" for one in own), "", ""]
+        head = "\r\n".join(lines).encode("latin-1")
+        self.wfile.write(head if method == "HEAD" else head + reply.body)  # at once: one packet wakes the client once
 
-    def _reply(self, path: str, query: str) -> Reply:
-        method = "GET" if self.command == "HEAD" else self.command
+    def _reply(self, head: RequestHead) -> Reply:
+        if head.method not in _METHODS:
+            return text_reply(HTTPStatus.NOT_IMPLEMENTED, "there is no such method here")
+        path, _, query = head.target.partition("?")
+        method = "GET" if head.method == "HEAD" else head.method
+        client = str(self.client_address[0])
         found = self.server.routes.find(method, path)
         is_open = not isinstance(found, Reply) and found[0].is_open
         if not is_open and self.server.rate is not None and not self.server.rate.take(1.0):
             return text_reply(HTTPStatus.TOO_MANY_REQUESTS, "too many requests", Retry_After="1")
-        refusal = self.server.access.refusal(
-            None if isinstance(found, Reply) else found[0], self.headers, str(self.client_address[0])
-        )
+        refusal = self.server.access.refusal(None if isinstance(found, Reply) else found[0], head.headers, client)
         if refusal is not None:
             return refusal
         if isinstance(found, Reply):
             return found
         route, parts = found
-        body = self._body(route.max_body_bytes) if route.max_body_bytes else b""
+        body = self._body(head.headers, route.max_body_bytes) if route.max_body_bytes else b""
         if isinstance(body, Reply):
             return body
-        return route.answer(Request(method, path, self.headers, body, parts, self.address_string(), query))
+        return route.answer(Request(method, path, head.headers, body, parts, client, query))
 
-    def _body(self, max_bytes: int) -> bytes | Reply:
+    def _body(self, headers: RequestHeaders, max_bytes: int) -> bytes | Reply:
         """The whole body, or the error reply; a client that stops halfway is cut off like any other slow one."""
-        length = self.headers.get("Content-Length", "")
-        if not (length.isascii() and length.isdecimal()) or "Transfer-Encoding" in self.headers:
+        length = headers.get("Content-Length")
+        if not (length.isascii() and length.isdecimal()) or "Transfer-Encoding" in headers:
             return text_reply(HTTPStatus.LENGTH_REQUIRED, "Content-Length is missing")
         if len(length) > 12 or int(length) > max_bytes:
             return text_reply(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body has at most {max_bytes} bytes here")
@@ -352,6 +375,3 @@ class _Handler(BaseHTTPRequestHandler):
         if len(body) < int(length):
             return text_reply(HTTPStatus.BAD_REQUEST, "the body is incomplete")
         return body
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - http.server's name
-        _log.debug("%s %s", self.address_string(), format % args)

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import logging
 import re
-import ssl
 import threading
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepscope.core.errors import UsageError, from_os_error
 from stepscope.core.text.numbers import unknown_name
+
+if TYPE_CHECKING:
+    import ssl  # OpenSSL takes 5 MB, which an agent without TLS does without
 
 _MAX_BCRYPT_COST = 15
 """A check takes two seconds and more."""
@@ -134,12 +136,8 @@ def _hash(hashed: Any, where: str) -> bytes:
     return str(hashed).encode()
 
 
-_VERSIONS = {
-    "TLS10": ssl.TLSVersion.TLSv1,
-    "TLS11": ssl.TLSVersion.TLSv1_1,
-    "TLS12": ssl.TLSVersion.TLSv1_2,
-    "TLS13": ssl.TLSVersion.TLSv1_3,
-}
+_VERSIONS = {"TLS10": "TLSv1", "TLS11": "TLSv1_1", "TLS12": "TLSv1_2", "TLS13": "TLSv1_3"}
+"""Names of TLS versions in the file, and in `ssl.TLSVersion`."""
 _INLINE = {"cert": "cert_file", "key": "key_file", "client_ca": "client_ca_file"}
 _FILES = ("cert_file", "key_file", "client_ca_file")
 _KEYS = (
@@ -247,10 +245,12 @@ def _client_auth(text: str, where: str) -> ClientAuth:
 
 
 def _version(content: dict[str, Any], name: str, where: str, default: str) -> ssl.TLSVersion:
+    import ssl
+
     version = _text_field(content, name, where, default)
     if version not in _VERSIONS:
         raise UsageError(f"must be one of {', '.join(_VERSIONS)}, not {version}", where=f"{where}.{name}")
-    return _VERSIONS[version]
+    return ssl.TLSVersion[_VERSIONS[version]]
 
 
 def _mapping_field(value: Any, where: str) -> dict[str, Any]:
@@ -288,12 +288,6 @@ _log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 5.0
 _Stamp = tuple[tuple[int, int, int] | None, ...]
-_CHECKS = {
-    ClientAuth.NONE: ssl.CERT_NONE,
-    ClientAuth.REQUEST: ssl.CERT_NONE,
-    ClientAuth.IF_GIVEN: ssl.CERT_OPTIONAL,
-    ClientAuth.REQUIRE: ssl.CERT_REQUIRED,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,6 +381,8 @@ def _stamp_of(file: Path) -> tuple[int, int, int] | None:
 
 
 def _context(tls: TlsConfig) -> ssl.SSLContext:
+    import ssl
+
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version, context.maximum_version = tls.min_version, tls.max_version
     try:
@@ -402,7 +398,8 @@ def _context(tls: TlsConfig) -> ssl.SSLContext:
         raise from_os_error(error, "cannot be read", where=str(error.filename), kind=UsageError) from None
     if tls.ciphers:
         context.set_ciphers(":".join(tls.ciphers))
-    context.verify_mode = _CHECKS[tls.client_auth]
+    checks = {ClientAuth.IF_GIVEN: ssl.CERT_OPTIONAL, ClientAuth.REQUIRE: ssl.CERT_REQUIRED}
+    context.verify_mode = checks.get(tls.client_auth, ssl.CERT_NONE)
     if tls.client_ca_file is not None:
         try:
             context.load_verify_locations(tls.client_ca_file)

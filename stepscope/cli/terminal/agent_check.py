@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import textwrap
 from typing import TYPE_CHECKING
 
@@ -34,6 +33,8 @@ _WHY = {
 
 def agent_check_lines(found: AgentCheck) -> list[str]:
     """Terminal lines of `stepscope agent check`, none wider than the terminal or 120 columns."""
+    import shutil
+
     narrow, wide = _WIDTHS
     width = max(narrow, min(wide, shutil.get_terminal_size((wide, 0)).columns))
     lines = _sources(found, width)

@@ -7,21 +7,23 @@ the rest of the page is not. Older exporters print DCGM's words for "no value" a
 from __future__ import annotations
 
 import base64
-import http.client
 import math
 import re
 import socket
-import ssl
 import time
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from stepscope.collectors.inputs import DeadlineSocket
 from stepscope.collectors.readings_builder import NoValue
 from stepscope.core.errors import UsageError
 from stepscope.core.metrics.readings import MissingReason
+
+if TYPE_CHECKING:
+    import http.client
 
 _NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 _LABEL = r"[a-zA-Z_][a-zA-Z0-9_]*"
@@ -274,6 +276,9 @@ def fetch_dcgm_page(endpoint: Endpoint, *, timeout_seconds: float, max_bytes: in
     Raises:
         FetchError: it did not come, or not in time, or is too large, or the server refuses.
     """
+    import http.client  # with TLS, 5 MB that an agent without dcgm-exporter does without
+    import ssl
+
     deadline = time.monotonic() + timeout_seconds
     try:
         connection = _connection(endpoint, timeout_seconds)
@@ -305,6 +310,9 @@ def fetch_dcgm_page(endpoint: Endpoint, *, timeout_seconds: float, max_bytes: in
 
 
 def _connection(endpoint: Endpoint, timeout_seconds: float) -> http.client.HTTPConnection:
+    import http.client
+    import ssl
+
     if not endpoint.is_https:
         return http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=timeout_seconds)
     try:

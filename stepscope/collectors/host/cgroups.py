@@ -68,6 +68,12 @@ def read_cgroups(files: Files, into: ReadingsBuilder, pids: Iterable[int]) -> di
     return of_process
 
 
+def cgroup_with_parents(group: str) -> list[str]:
+    """A cgroup and those above it: a limit may be set at any level."""
+    parts = group.rstrip("/").split("/")
+    return ["/".join(parts[:count]) or "/" for count in range(len(parts), 0, -1)] if group else []
+
+
 def _levels_above(path: str, mount: CgroupMount) -> list[str]:
     """The cgroup and those above it, without the root, which has no limits."""
     levels: list[str] = []

@@ -142,17 +142,24 @@ class GpuUsers:
     processes: tuple[tuple[int, tuple[GpuPlace, ...]], ...] = ()
 
 
+_INFO, _OF_PROCESS = GPU + "info", GPU + "process_"
+
+
 def gpu_users_of(collection: Collection) -> GpuUsers:
     """Host: the GPUs in a collection, and the host's processes on each; one on a MIG instance is one of its GPU."""
     by_index: dict[str, GpuPlace] = {}
     for reading in collection.readings:
+        if reading.metric != _INFO:
+            continue
         labels = dict(reading.labels)
-        if reading.metric == GPU + "info" and labels.get("uuid") and labels.get("pci_bus_id"):
+        if labels.get("uuid") and labels.get("pci_bus_id"):
             by_index[labels.get("gpu", labels["uuid"])] = GpuPlace(labels["uuid"], labels["pci_bus_id"])
     processes: dict[int, list[GpuPlace]] = {}
     for reading in collection.readings:
+        if not reading.metric.startswith(_OF_PROCESS):
+            continue
         labels = dict(reading.labels)
-        if not reading.metric.startswith(GPU + "process_") or not labels.get("pid", "").isdecimal():
+        if not labels.get("pid", "").isdecimal():
             continue
         places = processes.setdefault(int(labels["pid"]), [])
         place = by_index.get(labels.get("gpu", labels.get("uuid", "")))

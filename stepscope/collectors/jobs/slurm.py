@@ -8,8 +8,8 @@ after the GPU ("0", or "0.7" for GPU instance 7), one job a line; an epilog that
 
 from __future__ import annotations
 
+import os
 import re
-import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -207,12 +207,18 @@ class SlurmNames:
     array: str
 
 
+def _squeue_in_path() -> str | None:
+    """As `shutil.which`, for whose compression libraries the agent has no use."""
+    paths = (os.path.join(folder, "squeue") for folder in os.get_exec_path())
+    return next((path for path in paths if os.path.isfile(path) and os.access(path, os.X_OK)), None)
+
+
 class SlurmNamesCollector:
     """Names of Slurm jobs from squeue. Only `collect` blocks; the rest returns what is known."""
 
     def __init__(self, command: str | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         """`command` is squeue's path; found in PATH by default."""
-        self._command = command or shutil.which("squeue")
+        self._command = command or _squeue_in_path()
         self._clock = clock
         self._known: dict[str, SlurmNames | None] = {}
         self._wanted: frozenset[str] = frozenset()

@@ -13,7 +13,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import secrets
 import stat
 import threading
 import zlib
@@ -54,7 +53,7 @@ class TraceStaging:
         self._peer = process.peer
         self._is_local = base is None
         self._root = _process_root(process)
-        name = _STAGING_PREFIX + secrets.token_hex(8)
+        name = _STAGING_PREFIX + os.urandom(8).hex()
         self.path = PurePosixPath(base or DEFAULT_FOLDER) / name
         with _opened(self._root, self.path.parent) as parent:
             os.mkdir(name, 0o700, dir_fd=parent)

@@ -12,8 +12,9 @@ from typing import Any
 
 from stepscope.collectors.readings_builder import NoValue, ReadingsBuilder, scaled
 from stepscope.core.errors import UnreachableError
+from stepscope.core.metrics import Unit
 from stepscope.core.metrics.gpu import BY_NAME
-from stepscope.core.metrics.readings import GPU, Labels, MissingReason
+from stepscope.core.metrics.readings import GPU, Labels, MissingReason, Reading
 
 Nvml = Any
 """The module pynvml: it has no types."""
@@ -39,9 +40,7 @@ _REASON_OF_CODE: dict[int, NoValue] = {
         MissingReason.NOT_INSTALLED, "libnvidia-ml.so.1 is not here: no NVIDIA driver is installed"
     ),
     FUNCTION_NOT_FOUND: NoValue(MissingReason.NOT_SUPPORTED, "the driver is too old for it"),
-    GPU_IS_LOST: NoValue(
-        MissingReason.GONE, "the GPU is lost: it fell off the bus (Xid 79); drain the node and reboot"
-    ),
+    GPU_IS_LOST: NoValue(MissingReason.GONE, "the GPU is lost: it fell off the bus (XID 79)"),
     RESET_REQUIRED: NoValue(MissingReason.FAILED, "the GPU needs a reset: nvidia-smi --gpu-reset"),
     LIB_RM_VERSION_MISMATCH: NoValue(
         MissingReason.VERSION_MISMATCH,
@@ -159,6 +158,12 @@ _MIN_SENTINEL = 2**63 - 32
 _LOWEST_PERFORMANCE_STATE = 15
 """NVML_PSTATE_UNKNOWN is 32."""
 _PERFORMANCE_STATE = GPU + "performance_state"
+_FIRST_DOUBTFUL = 2**31
+"""From here on a raw number may be a sentinel, or a negative one that was read as unsigned."""
+_BOUNDED_METRICS = frozenset(
+    {name for name, metric in BY_NAME.items() if metric.unit is Unit.RATIO} | {_PERFORMANCE_STATE}
+)
+"""Metrics with a greatest value below that."""
 _METRIC_OF_SHORT_NAME = {name.removeprefix(GPU): name for name in BY_NAME}
 
 
@@ -200,9 +205,11 @@ class GpuReadings(ReadingsBuilder):
         """Add a number as NVML reports it; `further` labels come beside the GPU's own."""
         metric = _METRIC_OF_SHORT_NAME.get(name) or GPU + name
         labels = self.with_labels(further) if further else self.labels
-        value = scaled(raw, scale)
-        is_plausible = 0.0 <= value <= 1.0 and not is_nvml_sentinel(raw)
-        self.add_labelled(metric, value if is_plausible else self._checked_raw(metric, raw, value, labels), labels)
+        value = raw * scale if scale >= 1.0 else scaled(raw, scale)
+        if (0.0 <= value <= 1.0 or (value > 1.0 and metric not in _BOUNDED_METRICS)) and raw < _FIRST_DOUBTFUL:
+            self.readings.append(Reading(metric, value, labels, self.time_ns))  # as nearly all are
+        else:
+            self.add_labelled(metric, self._checked_raw(metric, raw, value, labels), labels)
 
     def _checked_raw(self, metric: str, raw: float, value: float, labels: Labels) -> float | NoValue:
         if is_nvml_sentinel(raw) or not math.isfinite(value):

@@ -21,6 +21,19 @@ NODE = "node"
 """Stands for the machine and all in it where an operator sets something healthy."""
 
 
+_MAX_WORD, _MAX_REASON = 200, 1000
+
+
+def note_problem(note: Mapping[str, Any]) -> str:
+    """What is wrong with an operator's note: with the event or GPU, who, or why; empty if it can be taken."""
+    for name, value in note.items():
+        most = _MAX_REASON if name == "why" else _MAX_WORD
+        text = value.strip() if isinstance(value, str) else ""
+        if not text or len(text) > most or not text.isprintable():
+            return f'"{name}" must be 1 to {most} printable characters'
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceHealth:
     """Health document: one GPU.

@@ -333,7 +333,7 @@ class StatusReport:
 
     Attributes:
         nodes: in the order of the agents' addresses given.
-        findings: the worst first, then by node.
+        findings: the worst first, then by node; acknowledged ones last.
         warnings: agents that did not answer.
     """
 

@@ -43,8 +43,9 @@ AGENT_METRICS: tuple[Metric, ...] = (
     _agent("otlp_push_age_seconds", "Time since the OTLP endpoint took a push, or since the start before the first.",
            default=_ALL),
     _agent("kubernetes_writes_total", "Changes of the Kubernetes node, by kind (condition, event) and result.",
-           "kind", "result"),
-    _agent("kubernetes_events_dropped_total", "Events for Kubernetes that were not sent, as too many came at once."),
+           "kind", "result", default=_ALL),
+    _agent("kubernetes_events_dropped_total", "Events for Kubernetes that were not sent, as too many came at once.",
+           default=_ALL),
     _agent("xids_untold_total", "XIDs that are counted but not logged, as too many came at once."),
 )
 
@@ -73,10 +74,11 @@ TRAINING_METRICS: tuple[Metric, ...] = (
     _link("connections", "Connected training processes."),
     _kineto("processes", "Processes with KINETO_USE_DAEMON=1 that poll the agent."),
     _kineto("rejected_total", "Datagrams to the Kineto socket that were not valid requests."),
-    _link("refused_total", "Connections that the agent closed, by reason.", "reason"),
-    _link("series_left_out", "Series of a user's training processes beyond the user's budget.", "uid"),
-    _link("counters_left_total", "Processes that get no more counters, as they did not read them."),
-    _kineto("refused_total", "Polls of processes beyond the largest number of processes of a user, or of all."),
+    _link("refused_total", "Connections that the agent closed, by reason.", "reason", default=_ALL),
+    _link("series_left_out", "Series of a user's training processes beyond the user's budget.", "uid", default=_ALL),
+    _link("counters_left_total", "Processes that get no more counters, as they did not read them.", default=_ALL),
+    _kineto("refused_total", "Polls of processes beyond the largest number of processes of a user, or of all.",
+            default=_ALL),
 )
 
 JOB = "stepscope_job_"

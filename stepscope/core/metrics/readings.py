@@ -46,7 +46,7 @@ def read_labels(pairs: Any) -> Labels:
     Raises:
         TypeError, ValueError: it is something else.
     """
-    return tuple((str(name), str(value)) for name, value in pairs)
+    return tuple((intern(str(name)), intern(str(value))) for name, value in pairs)
 
 
 class MissingReason(StrEnum):
@@ -226,18 +226,13 @@ class StreamReader:
                 self._missing,
                 tuple(
                     [
-                        Finding(code, text, labels_from(pairs), time)
+                        Finding(code, text, read_labels(pairs), time)
                         for code, text, pairs, time in message.get("findings", ())
                     ]
                 ),
             )
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise CollectionWireError(f"{type(error).__name__}: {error}") from error
-
-
-def labels_from(pairs: list[list[str]]) -> Labels:
-    """Labels of a metric's reading from their JSON."""
-    return tuple((intern(name), intern(value)) for name, value in pairs)
 
 
 def _shape_of(names: list[tuple[str, Labels]], missing: tuple[Missing, ...]) -> dict[str, Any]:
@@ -254,7 +249,7 @@ def _shape_of(names: list[tuple[str, Labels]], missing: tuple[Missing, ...]) -> 
 
 
 def _names_and_missing(shape: Mapping[str, Any]) -> tuple[list[tuple[str, Labels]], tuple[Missing, ...]]:
-    labels = [labels_from(pairs) for pairs in shape["labels"]]
+    labels = [read_labels(pairs) for pairs in shape["labels"]]
     names = [(intern(metric), labels[who]) for metric, who in shape["readings"]]
     missing = tuple(
         Missing(metric, labels[who], MissingReason(reason), detail) for metric, who, reason, detail in shape["missing"]

@@ -12,10 +12,9 @@ from statistics import median
 from stepscope.analyzer.fleet.outliers import outliers
 from stepscope.core.documents.jobs import Job
 from stepscope.core.documents.node import NodeDevice, StatusFinding, StatusReport
-from stepscope.core.hardware.health import Severity
 from stepscope.core.vocabulary import Cause
 from stepscope.workflow.nodes.answers import NodeAnswer
-from stepscope.workflow.nodes.status import is_wrong, status_of
+from stepscope.workflow.nodes.status import is_wrong, rank_of, status_of
 
 RACK_LABELS = ("rack", "__meta_rack", "topology_rack")
 """Labels of targets that name a rack; the first that is set counts."""
@@ -72,7 +71,6 @@ class Problem:
 
 
 _NUMBER = re.compile(r"\d[\d.,]*(?:e[+-]?\d+)?")
-_ORDER = [Severity.CRITICAL.value, Severity.WARNING.value, Severity.INFO.value]
 
 
 def problems_of(report: StatusReport, by: GroupBy | None = None) -> list[Problem]:
@@ -83,11 +81,13 @@ def problems_of(report: StatusReport, by: GroupBy | None = None) -> list[Problem
     """
     joined: dict[tuple[object, ...], list[StatusFinding]] = {}
     for finding in report.findings:
-        kind = finding.severity, finding.code, _NUMBER.sub("#", finding.message), finding.acknowledged
+        note = finding.acknowledged
+        known = note and (note.by, note.why)
+        kind = finding.severity, finding.code, _NUMBER.sub("#", finding.message), known
         for group in _groups_of(finding, by):
             joined.setdefault((group, *kind), []).append(finding)
     made = [_problem(str(key[0]), findings) for key, findings in joined.items()]
-    made.sort(key=lambda one: (_ORDER.index(one.finding.severity), -len(one.places)))
+    made.sort(key=lambda one: (rank_of(one.finding), -len(one.places)))
     if by is not None:  # the groups stay together, the worst first
         places = {group: number for number, group in enumerate(dict.fromkeys(one.group for one in made))}
         made.sort(key=lambda one: places[one.group])
@@ -255,9 +255,10 @@ def groups_of(
     return sorted(groups.values(), key=_rank)
 
 
-def _rank(group: MachineGroup) -> tuple[int, int, int, str]:
-    worst = min((_ORDER.index(one.severity) for one in group.findings), default=len(_ORDER))
-    return worst, -len(group.findings), -len(group.outliers), group.name
+def _rank(group: MachineGroup) -> tuple[tuple[bool, int], int, int, str]:
+    wrong = [one for one in group.findings if is_wrong(one)]
+    worst = min(map(rank_of, wrong), default=(True, 0))
+    return worst, -len(wrong), -len(group.outliers), group.name
 
 
 def _outliers(answers: Iterable[NodeAnswer]) -> dict[tuple[str, str], list[Outlier]]:

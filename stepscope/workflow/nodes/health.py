@@ -18,6 +18,7 @@ from stepscope.core.documents.health import (
     AgentHealth,
     HealthList,
     NodeHealth,
+    note_problem,
 )
 from stepscope.core.errors import DataError, UnreachableError, UsageError
 from stepscope.core.vocabulary import Notice
@@ -76,7 +77,7 @@ def acknowledge_event(client: AgentClient, event_id: str, *, by: str, why: str) 
     """Acknowledge an open event of a node; its health then.
 
     Raises:
-        UsageError: the token is not the agent's.
+        UsageError: the token is not the agent's, or the note is empty or too long.
         DataError: there is no such event, or the agent refuses.
         UnreachableError: it does not answer.
     """
@@ -90,7 +91,7 @@ def set_healthy(client: AgentClient, target: str, *, by: str, why: str) -> NodeH
         target: index or UUID of the GPU, or "node".
 
     Raises:
-        UsageError: the token is not the agent's.
+        UsageError: the token is not the agent's, or the note is empty or too long.
         DataError: there is no such GPU, or the agent refuses.
         UnreachableError: it does not answer.
     """
@@ -98,6 +99,8 @@ def set_healthy(client: AgentClient, target: str, *, by: str, why: str) -> NodeH
 
 
 def _noted(client: AgentClient, path: str, note: Mapping[str, Any]) -> NodeHealth:
+    if problem := note_problem(note):
+        raise UsageError(problem)
     reply = client.ask("POST", path, note)
     if reply.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         what_next = "name the file with the agent's token: --token-file"

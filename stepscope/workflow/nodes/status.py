@@ -28,7 +28,7 @@ _UNREACHABLE, _UNKNOWN = "agent_unreachable", "health_unknown"
 
 
 def status_of(answers: Iterable[NodeAnswer], rack: Callable[[NodeAnswer], str] = lambda _: "") -> StatusReport:
-    """Commands on nodes: join the answers of all nodes to one status, the worst findings first.
+    """Commands on nodes: join the answers of all nodes to one status, the worst findings first, acknowledged ones last.
 
     Args:
         rack: where a node stands.
@@ -40,8 +40,13 @@ def status_of(answers: Iterable[NodeAnswer], rack: Callable[[NodeAnswer], str] =
         of_node = [replace(finding, rack=place) for finding in _findings(answer)]
         nodes.append(_status_node(answer, of_node, place))
         findings += of_node
-    findings.sort(key=lambda finding: _ORDER.index(Severity(finding.severity)))  # stable: by node within
+    findings.sort(key=rank_of)  # stable: by node within
     return StatusReport(tuple(nodes), tuple(findings), silent_agents(answers))
+
+
+def rank_of(finding: StatusFinding) -> tuple[bool, int]:
+    """Order of a finding of nodes among others: the worst first, acknowledged ones last."""
+    return finding.acknowledged is not None, _ORDER.index(Severity(finding.severity))
 
 
 def is_wrong(finding: StatusFinding) -> bool:

@@ -70,6 +70,23 @@ class Target:
         return replace(client, labels=self.labels, server_name=labels.get(SERVER_NAME, ""))
 
 
+_KINDS = ("slurm", "nodes", "k8s")
+_KIND = re.compile(r"(\w+):")
+
+
+def check_source(source: str) -> None:
+    """Check that a text names a target source; whether it answers is seen when it is read.
+
+    Raises:
+        UsageError: it does not.
+    """
+    match = _KIND.match(source)
+    is_of_a_kind = match is None or match[1] in _KINDS or source.startswith(("http://", "https://"))
+    if not source.strip() or not (is_of_a_kind or Path(source).exists()):
+        what_next = f"give a file, a URL, or one of {', '.join(f'{kind}:' for kind in _KINDS)}"
+        raise UsageError(f"{source!r} is not a source of targets", what_next=what_next)
+
+
 def targets_of(source: str, *, seconds: float = _SECONDS) -> tuple[Target, ...]:
     """The targets of a source, each address once.
 
@@ -78,6 +95,7 @@ def targets_of(source: str, *, seconds: float = _SECONDS) -> tuple[Target, ...]:
         DataError: its content cannot be used.
         UnreachableError: it does not answer.
     """
+    check_source(source)
     kind, _, rest = source.partition(":")
     if source.startswith(("http://", "https://")):
         found: Iterable[Target] = _from_url(source, seconds)

@@ -8,7 +8,7 @@ from typing import Any
 
 from stepscope.collectors.nvml.binding import NO_BINDING, DriverUnusableError
 from stepscope.core.errors import DataError, UnreachableError
-from stepscope.core.metrics.readings import GPU, Collection, Finding, StreamReader, labels_from
+from stepscope.core.metrics.readings import GPU, Collection, Finding, StreamReader, read_labels
 from stepscope.workflow.preflight import workers as processes
 from stepscope.workflow.preflight.gpu_state import GpuState, gpu_value_of
 from stepscope.workflow.preflight.performance import why_worker_failed
@@ -110,7 +110,7 @@ def _gpu_of(index: int, reply: processes.Reply) -> DriverGpu | str:
         return str(detail or reason)
     names = reply["names"]
     instances = tuple((uuid, gpu_instance) for uuid, gpu_instance in names["instances"])
-    uuid = dict(labels_from(reply["labels"]))["uuid"]
+    uuid = dict(read_labels(reply["labels"]))["uuid"]
     return DriverGpu(reply["key"], index, uuid, names["minor"], names["is_split"], instances)
 
 

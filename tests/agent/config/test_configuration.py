@@ -139,6 +139,11 @@ def test_a_key_that_asks_for_what_cannot_be_is_named(tmp_path: Path) -> None:
         ('[web]\nlisten = "0.0.0.0:1"', "web.listen: 0.0.0.0:1: other machines can reach this address"),
         ('[web]\nlisten = "nowhere"', "web.listen: nowhere: is not HOST:PORT"),
         ('[dcgm]\nexporter = "http://"', "dcgm.exporter: http://: not an address"),
+        ("[exporter]\nmetrics = []", "exporter.metrics: selects no metric"),
+        (
+            '[web]\ntargets = ["slurm:", "file_sd:/etc/nodes.yml"]',
+            "web.targets: 'file_sd:/etc/nodes.yml' is not a source",
+        ),
     ):
         file = _file(tmp_path, text)
         with pytest.raises(UsageError) as raised:
@@ -150,10 +155,10 @@ def test_a_warning_that_would_come_after_the_critical_rate_is_one_line(tmp_path:
     file = _file(tmp_path, "[health]\ncorrected_errors_per_second = 5000")
     with pytest.raises(UsageError) as raised:
         load_configuration(file)
-    what = "health.corrected_errors_per_second is 5000, more than health.corrected_errors_critical_per_second, 1000"
+    what = "is 5000, more than health.corrected_errors_critical_per_second, 1000"
     assert str(raised.value) == f"{file}: health.corrected_errors_per_second: {what}"
     name = "STEPSCOPE_AGENT__HEALTH__NVLINK_CRC_CRITICAL_PER_SECOND"
-    with pytest.raises(UsageError, match=f"^{name}: health.nvlink_crc_per_second is 1, more than"):
+    with pytest.raises(UsageError, match=f"^{name}: is 0.5, less than health.nvlink_crc_per_second, 1$"):
         load_configuration(environment={name: "0.5"})
     load_configuration(file, environment={"STEPSCOPE_AGENT__HEALTH__CORRECTED_ERRORS_CRITICAL_PER_SECOND": "5000"})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import math
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -220,6 +221,40 @@ def test_a_second_scrape_gets_the_same_bytes_until_a_source_has_something_new() 
     assert _of(page, GPU + "power_watts", gpu="0", uuid="GPU-0") == 2.0
     states[0] = replace(states[0], reason=MissingReason.TIMED_OUT)
     assert _of(page, "stepscope_agent_collector_up", collector="nvml", reason="timed_out") == 0.0
+
+
+def test_a_page_that_is_scraped_regularly_is_made_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, states = [0.0], [_state(_reading("power_watts", 1.0))]
+    made: list[float] = []
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def own_readings() -> tuple[Reading, ...]:  # once a page
+        made.append(now[0])
+        return ()
+
+    page = MetricsPage(lambda: tuple(states), own_readings=own_readings)
+
+    def round_at(seconds: float) -> None:
+        now[0], states[0] = seconds, _state(_reading("power_watts", seconds))
+        page.prepare()
+
+    def scrape_at(seconds: float) -> None:
+        now[0] = seconds
+        page.encoded(accept=_OPENMETRICS, accept_encoding="gzip")
+
+    round_at(0.5)
+    for seconds in (1.0, 16.0, 31.1):
+        scrape_at(seconds)
+    assert made == [1.0, 16.0, 31.1]
+    for seconds in (32.0, 45.0, 46.0):
+        round_at(seconds)
+    assert made[3:] == [46.0]  # once, with the last values before the scrape
+    scrape_at(46.3)
+    assert made[3:] == [46.0]
+    scrape_at(50.0)  # somebody else, or the rhythm has changed
+    for seconds in (53.0, 54.0, 61.0):
+        round_at(seconds)
+    assert made[4:] == [50.0]
 
 
 def test_the_agents_process_is_as_prometheus_client_shows_it() -> None:

@@ -116,12 +116,45 @@ def test_bug_nvgpu_8_a_lost_gpu_says_so_and_comes_back(machine: FakeNvml) -> Non
         machine.set(1, lost=1)
         machine.write()
         lost = until(probes, lambda s: reasons(s)[1] is MissingReason.GONE)
-        assert "Xid 79" in lost.targets[1].detail
+        assert "XID 79" in lost.targets[1].detail
         assert watt(lost, 1) is None
         assert watt(lost, 2) == 100.002
         machine.set(1, lost=None)
         machine.write()
         until(probes, all_well(3))
+
+
+def test_a_gpu_that_is_lost_when_the_agent_restarts_keeps_its_name(machine: FakeNvml) -> None:
+    with_gpus(machine, 3)
+    with GpuProbes(QUICK, environment=machine.environment()) as probes:
+        named = until(probes, all_well(3)).targets[1].device
+        places = probes.places()
+    assert named.uuid
+    machine.set(1, lost=1)
+    machine.write()
+    with GpuProbes(QUICK, environment=machine.environment()) as restarted:
+        restarted.restore((), places, frozenset())
+        lost = until(restarted, lambda s: len(reasons(s)) == 3 and reasons(s)[1] is MissingReason.GONE)
+        assert lost.targets[1].device == named
+        assert restarted.places() == places
+        machine.set(1, lost=None)
+        machine.write()
+        assert until(restarted, all_well(3)).targets[1].device == named
+
+
+def test_a_gpu_without_a_name_is_not_taken_for_one_that_answers_elsewhere(machine: FakeNvml) -> None:
+    with_gpus(machine, 3)
+    with GpuProbes(QUICK, environment=machine.environment()) as probes:
+        names = [one.device.uuid for one in until(probes, all_well(3)).targets]
+        places = {
+            key: replace(one, index={"0": "2", "2": "0"}.get(one.index, "1")) for key, one in probes.places().items()
+        }
+    machine.set(0, lost=1)
+    machine.write()
+    with GpuProbes(QUICK, environment=machine.environment()) as restarted:
+        restarted.restore((), places, frozenset())
+        found = until(restarted, lambda s: reasons(s) == [MissingReason.GONE, None, None])
+        assert [one.device.uuid for one in found.targets] == ["", *names[1:]]
 
 
 def test_bug_nvitop_139_a_gpu_that_crashes_its_process_hides_no_other(machine: FakeNvml) -> None:

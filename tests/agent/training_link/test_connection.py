@@ -47,6 +47,18 @@ def test_who_floods_is_not_read_for_a_while() -> None:
     assert client.pause_seconds(8192.0, 1000.0) < 0.1
 
 
+@pytest.mark.parametrize(
+    ("sent", "why"), [(b"", "has not said whose process it is"), (encode_message(hello(run="a\nb")), '"run" must be')]
+)
+def test_a_connection_without_a_hello_ends_and_says_why(sent: bytes, why: str) -> None:
+    client = TrainingConnection(TrainingPeer(1, 1), 0.0)
+    client.receive(sent, 0.0)
+    client.check_hello(10.0)
+    with pytest.raises(ConnectionEndedError, match=why) as ended:
+        client.check_hello(10.1)
+    assert ended.value.reason == "no_hello"
+
+
 def test_a_second_hello_tells_what_has_become_known_and_nobody_else() -> None:
     client = TrainingConnection(_PEER, 0.0)
     client.receive(encode_message(hello()), 0.0)

@@ -12,6 +12,8 @@ from stepscope.core.vocabulary import Cause, Reason
 _RUNS = kept_runs()
 
 _MISSED = {
+    # Two values of each gradient are read; how much host time goes with them is seen for one only.
+    "ranks/ddp_one_reads": {"share"},
     # The saves take 55 of 74 ms a step bare, 33 of 62 in the profiled run.
     "gpu/trainer_saves": {"share"},
     # Convolutions without the change of layout gain more than the nearest measured ones: 44 ms for 36.
@@ -64,8 +66,8 @@ def test_a_truth_is_whole(run: Path) -> None:
 
 
 def test_all_runs_stay_small() -> None:
-    assert len(kept_runs()) == 106
-    assert sum(path.stat().st_size for path in KEPT.rglob("*") if path.is_file()) < 36e6
+    assert len(kept_runs()) == 113
+    assert sum(path.stat().st_size for path in KEPT.rglob("*") if path.is_file()) < 41e6
 
 
 def test_the_reliability_table_counts_what_is_named() -> None:

@@ -73,7 +73,7 @@ def test_gpud_604_a_lost_gpu_is_called_lost_not_a_failed_call(nvml: FakeNvml) ->
     assert told is not None
     assert told[0] is MissingReason.GONE
     assert "lost" in told[1]
-    assert "Xid 79" in told[1]
+    assert "XID 79" in told[1]
     assert "remap" not in told[1]
     assert value_of(lost, "up", reason="gone") == 0
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from stepscope.collectors.nvml import binding
 from stepscope.collectors.nvml.binding import GpuReadings
 from stepscope.collectors.nvml.collector import NvmlCollector
 from stepscope.core.metrics import MetricKind, Unit
@@ -177,6 +180,21 @@ def test_scales_hold_for_all_values(nvml: FakeNvml, power: int, clock: int, used
     assert value_of(collection, "memory_used_bytes") == used * 1024**3
     assert value_of(collection, "nvlink_transmit_bytes_total") == kib * 1024
     assert value_of(collection, "power_violation_seconds_total") == pytest.approx(ns / 1e9)
+
+
+raw_numbers = st.floats() | st.integers(-(2**64), 2**65) | st.integers(-2, 200) | st.integers(2**31 - 2, 2**32 + 2)
+
+
+@given(st.sampled_from([*BY_NAME, GPU + "unknown"]), raw_numbers, st.sampled_from([1.0, 0.01, 1e-3, 1e-9, 1e6, 1024.0]))
+def test_numbers_taken_without_all_checks_are_those_that_pass_them(name: str, raw: float, scale: float) -> None:
+    added = []
+    for first_doubtful in (binding._FIRST_DOUBTFUL, -math.inf):
+        into = GpuReadings(labels_of(gpu=0), 1)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(binding, "_FIRST_DOUBTFUL", first_doubtful)
+            into.add_raw(name.removeprefix(GPU), raw, scale)
+        added.append(into.collection())
+    assert added[0] == added[1]
 
 
 ratios = sorted(name.removeprefix(GPU) for name, metric in BY_NAME.items() if metric.unit is Unit.RATIO)

@@ -48,7 +48,7 @@ def test_a_lost_gpu(nvml: FakeNvml, tmp_path: Path) -> None:
     nvml.set(1, lost=1)
     found = look(nvml, tmp_path, {"dev/nvidia0": "", "dev/nvidia1": "", "dev/nvidia-uvm": ""})
     assert found["GPU 1"][0] == "fail"
-    assert "Xid 79" in found["GPU 1"][1]
+    assert "XID 79" in found["GPU 1"][1]
     assert found["profiling counters"] == ("ok", "tensor, SM and memory activity through GPM")
     assert found["driver"] == ("ok", "580.159.03, up to CUDA 13.0; 1 GPU answers")
 

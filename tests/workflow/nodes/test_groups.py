@@ -8,6 +8,7 @@ from dataclasses import replace
 from stepscope.core.documents.jobs import Assignment, Job, JobKind
 from stepscope.core.documents.node import Node, NodeDevice
 from stepscope.core.hardware.devices import Device
+from stepscope.core.hardware.health import OperatorNote, Severity
 from stepscope.workflow.nodes.answers import NodeAnswer
 from stepscope.workflow.nodes.groups import GroupBy, groups_of, problems_of, rack_names
 from stepscope.workflow.nodes.status import status_of
@@ -78,6 +79,17 @@ def test_racks_by_label_before_the_hosts_name() -> None:
     assert rack_names(re.compile(r"^(.)n"))(_answer("xn1")) == "x"
     assert rack_names(re.compile("z"))(_answer("xn1")) == ""
     assert rack_names()(_answer("r1n1")) == ""
+
+
+def test_acknowledged_problems_of_one_kind_are_one_line_and_come_last() -> None:
+    answers = [_answer("n0", _gpu(0, "7"), events=(replace(event(Severity.WARNING, uuid="GPU-0", gpu="0"), id="w"),))]
+    for number in range(1, 4):
+        known = replace(event(uuid="GPU-0", gpu="0"), acknowledged=OperatorNote("ann", "ticket 7", number))
+        answers.append(_answer(f"n{number}", _gpu(0, "7"), events=(known,)))
+    problems = problems_of(status_of(answers))
+    assert [(one.finding.severity, one.num_machines) for one in problems] == [("warning", 1), ("critical", 3)]
+    worst, *quiet = groups_of(answers, GroupBy.NODE)
+    assert (worst.name, [one.is_quiet for one in quiet]) == ("n0", [True] * 3)
 
 
 def test_groups_know_their_machines_jobs_and_gpus() -> None:

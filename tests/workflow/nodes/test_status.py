@@ -172,4 +172,5 @@ def test_an_acknowledged_event_is_shown_and_does_not_count() -> None:
     assert report.nodes[0].state is NodeState.OK
     another = event(gpu="1", uuid="GPU-1")
     report = status_of([NodeAnswer(_URL, node(device(0), device(1), events=(known, another)))])
+    assert [finding.gpu for finding in report.findings] == ["1", "0"]
     assert report.nodes[0].state is NodeState.PROBLEM

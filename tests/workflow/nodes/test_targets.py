@@ -219,6 +219,18 @@ def test_sources_that_are_none(source: str) -> None:
     assert raised.value.exit_code in (UsageError.exit_code, UnreachableError.exit_code)
 
 
+@pytest.mark.parametrize("source", ["", " ", "file_sd:/etc/nodes.yml", "ftp://host/nodes", "node7:9455"])
+def test_a_kind_of_source_that_is_none_is_wrong_usage(source: str) -> None:
+    with pytest.raises(UsageError, match="is not a source of targets; give a file, a URL, or one of slurm:"):
+        targets_of(source)
+
+
+def test_a_file_may_be_named_like_a_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rack:7").write_text("n1\n")
+    assert [target.address for target in targets_of("rack:7")] == ["n1"]
+
+
 def test_groups_of_discovery_are_read_again(tmp_path: Path) -> None:
     targets = (Target("n1", (("rack", "a"),)), Target("https://n2:1"), Target("n3:5", (("rack", "a"),)))
     groups = discovery_groups(targets)

@@ -128,7 +128,7 @@ def test_where_one_lost_gpu_hides_all_from_cuda_each_other_is_tried_alone(run_no
     lost = {uuid_of(1): {"gone": True}}
     preflight = run_node(lost, groups=frozenset({CheckGroup.STATE, CheckGroup.MEMORY}))
     assert found(preflight, "driver", 1).outcome is Outcome.FAIL
-    assert "Xid 79" in found(preflight, "driver", 1).detail
+    assert "XID 79" in found(preflight, "driver", 1).detail
     assert found(preflight, "memory_bandwidth", 3).outcome is Outcome.PASS
     assert [(gpu.index, gpu.name) for gpu in preflight.gpus] == [(i, "NVIDIA H100 80GB HBM3") for i in (0, 2, 3)]
     assert [notice.code for notice in preflight.warnings] == ["cuda_sees_no_gpu"]

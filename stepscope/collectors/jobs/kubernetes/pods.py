@@ -8,15 +8,13 @@ specification and status, nine tenths of the bytes.
 
 from __future__ import annotations
 
-import http.client
 import json
 import re
-import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 from stepscope.collectors.host.files import Files
@@ -24,6 +22,9 @@ from stepscope.collectors.jobs.processes import Process, TeamNaming
 from stepscope.collectors.readings_builder import NoValue
 from stepscope.core.metrics.agent import JOB
 from stepscope.core.metrics.readings import Collection, Missing, MissingReason
+
+if TYPE_CHECKING:
+    import http.client
 
 _ANSWER_SECONDS = 5.0
 _PAUSE_SECONDS = 10.0
@@ -268,6 +269,9 @@ class KubernetesApi:
         Raises:
             KubernetesApiError: the server cannot be reached or refuses.
         """
+        import http.client  # with TLS, 5 MB that an agent without Kubernetes does without
+        import ssl
+
         end = time.monotonic() + seconds
         found: list[dict[str, Any]] = []
         following = ""
