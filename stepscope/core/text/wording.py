@@ -67,6 +67,7 @@ _METRIC_TITLES = {
     "not_started_share_of_gaps": "Launch gaps of 1 ms and longer",
     "spread_of_waits": "Spread of the waits for data",
     "period_of_waits": "Long waits for data come every",
+    "flops_above_peers": "FLOPs against the peers'",
     "share_of_difference_by_more_kernels": "Share of the difference by additional kernels",
     "kernels_slower_by": "Kernel time against the peers'",
     "share_of_time_slower_by_about_that": "Kernel time slower by about that factor",
