@@ -286,6 +286,39 @@ CATEGORY_ORDER: tuple[TimeCategory, ...] = tuple(TimeCategory)
 CATEGORY_CODE = {category: code for code, category in enumerate(CATEGORY_ORDER)}
 
 
+class GoodputClass(StrEnum):
+    """What the GPU-time of a job went to, from first start to end; mutually exclusive, and together all of it."""
+
+    PRODUCTIVE_TRAINING = "productive_training"
+    """Steps whose result the job kept, without what the classes below take of them. Where a restart repeats steps, the
+    repetition counts here and the first execution as lost."""
+    START_UP = "start_up"
+    """From the first start to the first step, and what the first steps take longer than later ones (compilation)."""
+    NO_ATTEMPT = "no_attempt"
+    """From the end of an attempt to the start of the next: the launcher restarts it, or it waits in a queue. From the
+    last step on where the attempt was killed before it could record its end."""
+    RESTART = "restart"
+    """Start-up of a later attempt, with the loading of the checkpoint."""
+    LOST_STEPS = "lost_steps"
+    """Steps that were trained and not kept: a later attempt resumed from an earlier step."""
+    SKIPPED_STEPS = "skipped_steps"
+    """Steps without an update: gradients overflowed, or the loss is not finite."""
+    CHECKPOINT = "checkpoint"
+    """Writing of checkpoints, as far as training waits for it."""
+    EVALUATION = "evaluation"
+    """Evaluation between training steps."""
+    DATA_LOADING = "data_loading"
+    """Waits for batches that no queued work hides."""
+    STALLS = "stalls"
+    """What slow steps take longer than ordinary ones, without a record of why, and compilation later on."""
+    PROFILING = "profiling"
+    """What profiled steps take longer than others, and the writing of traces."""
+    SHUT_DOWN = "shut_down"
+    """From the last step of an attempt to its recorded end: the last checkpoint, an unfinished step."""
+    UNKNOWN = "unknown"
+    """No record says what the job did: lines of steps are missing, records overlap, or an attempt left none."""
+
+
 @dataclass(frozen=True, slots=True)
 class Notice:
     """A note on the input or the numbers, for programs (`code`) and people (`message`)."""

@@ -70,15 +70,21 @@ def read_run_steps(run_directory: Path) -> tuple[list[layout.RankSteps], list[No
     return _latest(steps_of), notices
 
 
-def read_attempts_steps(run_directory: Path) -> tuple[list[layout.RankSteps], list[Notice]]:
-    """Read the steps of all attempts of a run, also those that a later one repeated, of at most MAX_RANKS_OF_JOB ranks.
+MAX_RANKS_OF_JOB = 256
+"""Ranks whose every step counts to the training time of the job."""
+
+
+def read_attempts_steps(
+    run_directory: Path, most_ranks: int = MAX_RANKS_OF_JOB
+) -> tuple[list[layout.RankSteps], list[Notice]]:
+    """Read the steps of all attempts of a run, also those that a later one repeated, of at most so many ranks.
 
     In a run from before step lines had attempts, one begins where the index falls back.
 
     Returns:
         The ranks with steps; and notices of lines and files that could not be read, and of ranks with far fewer steps.
     """
-    files = _spread(_files_by_rank(run_directory), MAX_RANKS_OF_JOB)
+    files = _spread(_files_by_rank(run_directory), most_ranks)
     try:
         steps_of, notices = _all_steps(files)
     except OSError as error:
@@ -196,9 +202,6 @@ def _step(line: _StepLine, text: bytes) -> layout.Step:
 
 MAX_RANKS_READ = 16
 """Ranks wait for each other at every step, so a few of them show the job's pace; a thousand files take minutes."""
-
-MAX_RANKS_OF_JOB = 256
-"""Ranks whose every step counts to the training time of the job."""
 
 WARM_UP_SHARE = 0.1
 MAX_WARM_UP_STEPS = 10

@@ -61,6 +61,7 @@ from stepscope.training.steps.listeners import (
     make_settled_listeners,
     make_step_listeners,
 )
+from stepscope.training.steps.reached_step import NUM_PLACES, ReachedStep
 from stepscope.training.steps.run_delay import READ_EVERY_NS, RunDelay
 from stepscope.training.steps.scalars import DeviceScalarReader, StepScalarReader
 from stepscope.training.steps.step_log import StepLog
@@ -123,6 +124,7 @@ class Profile:
         self._result: Analysis | str | None = None
         self._schedule: Schedule = DEFAULT_SCHEDULE
         self._manifest: ManifestWriter | None = None
+        self._reached: ReachedStep | None = None
         self._writer: StepWriter | None = None
         self._settling: PendingSteps | None = None
         self._background_loop: BackgroundLoop | None = None
@@ -353,8 +355,11 @@ class Profile:
         )
         context.when_stuck.extend((self._settling.hurry, self._writer.flush))
         if identity.rank == 0:
-            self._manifest = ManifestWriter(context, labels, self._observed)
+            self._reached = reached = ReachedStep(self.run_directory)
+            self._manifest = ManifestWriter(context, labels, self._observed, reached.before)
             self._manifest.write()
+            reached.begin(attempt, first_step, time.time_ns())
+            self._log.reached = reached.places
         remove_leftovers(self.run_directory, identity.rank)
         self._captures = CaptureRunner(
             self._agent_link.plan,
@@ -418,6 +423,7 @@ class Profile:
             self._settling.close()
         if self._writer is not None:
             self._writer.close()
+        self._forget_reached()
         if self._counters is not None:
             self._counters.close()
         if self._manifest is not None:
@@ -439,6 +445,12 @@ class Profile:
             self._writer.flush()
         if self._manifest is not None and is_deadly:
             self._manifest.end("signal", None)
+
+    def _forget_reached(self) -> None:
+        """Once the lines of all steps are written."""
+        self._log.reached = [0] * NUM_PLACES
+        if self._reached is not None:
+            self._reached.close()
 
     def _stop_watching(self) -> None:
         """Stop the background loop and the signal handlers; called before anything is closed."""
@@ -516,6 +528,7 @@ class Profile:
         cleanups += [self._captures.discard] if self._captures is not None else []
         cleanups += [self._settling.close] if self._settling is not None else []
         cleanups += [self._writer.close] if self._writer is not None else []
+        cleanups.append(self._forget_reached)
         cleanups += [self._counters.close] if self._counters is not None else []
         if self._manifest is not None:
             cleanups.append(functools.partial(self._manifest.end, MEASURING_STOPPED, None))

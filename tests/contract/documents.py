@@ -33,6 +33,7 @@ from stepscope.cli.nodes import _print_document as print_top
 from stepscope.cli.workload.suite import _print_cases as print_cases
 from stepscope.core.documents.analysis import Analysis, CaptureAnalyses
 from stepscope.core.documents.comparison import Comparison
+from stepscope.core.documents.goodput import GoodputReport
 from stepscope.core.documents.hang import RANK_STATE_SCHEMA, STUCK_SCHEMA, HangReport, LiveHang, RankState, StuckReport
 from stepscope.core.documents.health import (
     AgentHealth,
@@ -127,7 +128,7 @@ def _with_schema() -> Iterator[list[Any]]:
     yield _encoded(WhatIfReport, encode_document)
     yield _encoded(Comparison, encode_document)
     yield _encoded(NcclReport, lambda report: encode_document(nccl_document(report)))
-    for kind in (HangReport, MemoryReport, MemoryComparison, StepReport, TraceInfo):
+    for kind in (GoodputReport, HangReport, MemoryReport, MemoryComparison, StepReport, TraceInfo):
         yield _encoded(kind, encode_document)
     yield _encoded(_RunsDocument, encode_document, schema=RUNS_SCHEMA)
     yield _encoded(_TileDocument, encode_document, schema=TILE_SCHEMA)

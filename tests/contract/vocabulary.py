@@ -19,7 +19,7 @@ from stepscope.core.metrics.gpu import THROTTLE_REASONS
 from stepscope.core.metrics.readings import MissingReason
 from stepscope.core.protocol.captures import Alignment, CaptureState, EarlyStop
 from stepscope.core.protocol.messages import ANSWER_STATES
-from stepscope.core.vocabulary import Cause, Reason, TimeCategory
+from stepscope.core.vocabulary import Cause, GoodputClass, Reason, TimeCategory
 from stepscope.reference_workloads.estimate.memory import EstimatedMemoryCategory as PlannedCategory
 from stepscope.reference_workloads.injections.catalogue import INJECTIONS
 from stepscope.reference_workloads.suite.score import CaseOutcome as SuiteOutcome
@@ -35,6 +35,7 @@ _KINDS: dict[str, type[Enum]] = {
     "comparison: gate": GateOutcome,
     "doctor: state": DoctorState,
     "fleet class: counters": Counters,
+    "goodput: class": GoodputClass,
     "GPU: use": UseState,
     "hang: kind": HangKind,
     "hang: state while it lasts": LiveHangState,

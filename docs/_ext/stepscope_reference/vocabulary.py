@@ -6,14 +6,14 @@ from stepscope.analyzer.blame.advice import Advice
 from stepscope.analyzer.blame.remedies import ACTIONS, REMEDIES, Remedy, templates_of
 from stepscope.analyzer.compare.gates import COLLECTIVE_KINDS, METRICS
 from stepscope.core.text.wording import CATEGORY_MEANINGS
-from stepscope.core.vocabulary import Cause, Reason, TimeCategory
+from stepscope.core.vocabulary import Cause, GoodputClass, Reason, TimeCategory
 from stepscope_reference.fields import member_texts
 from stepscope_reference.markdown import code, codes, table, text
 from stepscope_reference.snapshots import snapshot
 
 
 def causes() -> str:
-    """Causes, the reasons that narrow them down, and the categories of the time breakdown."""
+    """Causes, the reasons that narrow them down, the categories of the time breakdown, and classes of GPU-time."""
     of_causes, of_reasons = member_texts(Cause), member_texts(Reason)
     cause_rows = [
         (code(cause), text(of_causes[cause.name]), text(_remedies(ACTIONS.get(cause, ())))) for cause in Cause
@@ -22,10 +22,12 @@ def causes() -> str:
         (code(reason), text(of_reasons[reason.name]), text(_remedies(REMEDIES[reason]))) for reason in Reason
     ]
     categories = [(code(category), text(CATEGORY_MEANINGS[category])) for category in TimeCategory]
+    classes = [(code(kind), text(member_texts(GoodputClass)[kind.name])) for kind in GoodputClass]
     return (
         f"## Causes\n\n{table(('cause', 'what it is, and its evidence', 'remedy'), cause_rows)}\n"
         f"## Reasons\n\n{table(('reason', 'of which cause, and its evidence', 'remedy'), reason_rows)}\n"
-        f"## Categories\n\n{table(('category', 'at such an instant'), categories)}"
+        f"## Categories\n\n{table(('category', 'at such an instant'), categories)}\n"
+        f"## Classes of GPU-time\n\n{table(('class', 'what the GPU-time went to'), classes)}"
     )
 
 

@@ -13,6 +13,8 @@ from stepscope.analyzer.blame.advice import Advice
 from stepscope.analyzer.counters.agreement import BusyShare, busy_share
 from stepscope.analyzer.counters.loss_reasons import CountedSteps
 from stepscope.analyzer.counters.rank_signals import rank_signals
+from stepscope.analyzer.goodput.attempts import attempt_records
+from stepscope.analyzer.goodput.job import job_goodput
 from stepscope.analyzer.job_time.calibrated_steps import CalibratedSteps
 from stepscope.analyzer.job_time.captured_steps import CapturedSteps
 from stepscope.analyzer.job_time.job_losses import HOST_CAUSES, JobLosses, job_losses
@@ -108,7 +110,7 @@ def _judged(
     loader = _loader_findings(training, losses, advice)
     are_contradicted = busy is not None and not busy.agrees
     judge = Judge(analysis, training, losses, loader, facts.num_cpus, advice, are_contradicted=are_contradicted)
-    job_time = _job_time(training, losses, has_trace=bool(captures))
+    job_time = _job_time(training, losses, facts.attempts, has_trace=bool(captures))
     job_time = _with_counters(job_time, counters, busy, on_cpu=advice.on_cpu)
     notices = [*analysis.warnings, *training.steps.notices, *_notices(training)]
     notices += [] if counters is None else counters.throttled()
@@ -218,8 +220,10 @@ def _replayed(analysis: Analysis, cause: Cause, step_ms: float, actions: Sequenc
     return PredictedFix(action, after, step_ms / after if after > 0 else None, abs(gain.replay_error), REPLAY)
 
 
-def _job_time(training: TrainingTime, losses: JobLosses, *, has_trace: bool) -> JobTime:
+def _job_time(training: TrainingTime, losses: JobLosses, attempts: Sequence[Attempt], *, has_trace: bool) -> JobTime:
     goodput = training.goodput
+    records = attempt_records("", training.steps, training, attempts)
+    of_job, _ = job_goodput("", records, on_device=training.steps.on_device)
     slow = training.slow
     unexplained = sum(
         loss.ms
@@ -252,6 +256,8 @@ def _job_time(training: TrainingTime, losses: JobLosses, *, has_trace: bool) -> 
         else None,
         trend=training.trend,
         num_settled=training.num_settled,
+        rank_seconds=of_job.rank_seconds,
+        gpu_time=of_job.time,
     )
 
 

@@ -20,6 +20,7 @@ from stepscope.analyzer.job_time.step_losses import (
     step_losses,
     with_surroundings,
 )
+from stepscope.analyzer.job_time.step_numbers import is_kept, step_numbers
 from stepscope.analyzer.job_time.steps import Flags, Floats, JobSteps
 from stepscope.analyzer.job_time.trend import step_trend, trend_score
 from stepscope.core.documents.analysis import Goodput, StepTrend
@@ -39,6 +40,8 @@ class TrainingTime(NamedTuple):
     Attributes:
         weight: for how many steps a settled one stands; 0 where another stands for the step.
         is_lost: a later attempt repeated the step.
+        counts_as_ms: what each step counts as.
+        is_start, is_profiling: steps that count as less than they took, as a start or a profiler made them longer.
         num_settled: 0 where no step shows the job as it runs; `settled` then holds those that come closest.
     """
 
@@ -51,6 +54,9 @@ class TrainingTime(NamedTuple):
     num_settled: int
     goodput: Goodput
     trend: StepTrend | None
+    counts_as_ms: Floats
+    is_start: Flags
+    is_profiling: Flags
 
     @property
     def num_steps(self) -> int:
@@ -87,9 +93,11 @@ def training_time(steps: JobSteps, attempts: Sequence[Attempt], loader: LoaderSe
     slow = slow_steps(steps, losses.rest_ms, settled)
     losses = with_surroundings(losses, slow.ordinary_ms)
     weight, stand_in_ms = _weights(steps, settled, slow.is_slow)
-    is_lost = _lost(steps)
+    is_lost = ~is_kept(step_numbers(steps, attempts).numbers)
     excess = steps.period_ms - stand_in_ms
-    counted = {"start_up": is_start & ~settled, "profiling": (steps.is_profiled | slower) & ~settled & ~is_start}
+    is_start &= ~settled
+    is_profiling = (steps.is_profiled | slower) & ~settled & ~is_start
+    counted = {"start_up": is_start, "profiling": is_profiling}
     goodput = _goodput(
         steps, attempts, stand_in_ms, is_lost, {name: float(excess[at].sum()) for name, at in counted.items()}
     )
@@ -103,6 +111,9 @@ def training_time(steps: JobSteps, attempts: Sequence[Attempt], loader: LoaderSe
         num_settled,
         goodput,
         step_trend(steps, losses.rest_ms, settled & ~slow.is_slow),
+        stand_in_ms,
+        is_start,
+        is_profiling,
     )
 
 
@@ -183,31 +194,14 @@ def _weights(steps: JobSteps, settled: Flags, is_slow: Flags) -> tuple[Floats, F
     return weight, counts_as
 
 
-def _lost(steps: JobSteps) -> Flags:
-    """Steps that a later attempt repeated."""
-    is_lost = np.zeros(len(steps), np.bool_)
-    for attempt in np.unique(steps.attempt)[1:]:
-        first = steps.index[steps.attempt == attempt].min()
-        is_lost |= (steps.attempt < attempt) & (steps.index >= first)
-    return is_lost
-
-
 def _goodput(
     steps: JobSteps, attempts: Sequence[Attempt], counts_as_ms: Floats, is_lost: Flags, excess_ms: dict[str, float]
 ) -> Goodput:
     """The parts of the wall; what a queue still held at the end of an attempt belongs to the tail."""
-    last_end = steps.latest_end_ms
     numbers = np.unique(steps.attempt).tolist()
-    begins, ends = [], []
-    after_ms = 0.0
-    for number in numbers:
-        known = attempts[number - 1] if 0 < number <= len(attempts) else None
-        before_ms, after_ms = after_ms, steps.clock_change_ms.get(number, after_ms)
-        first_ms, last_ms = steps.starts_ms[number], float(last_end[steps.attempt == number].max())
-        begins.append(min((known.start_ns - steps.origin_ns) / 1e6 - before_ms if known else first_ms, first_ms))
-        ended_ms = (known.end_ns - steps.origin_ns) / 1e6 if known is not None and known.end_ns else last_ms
-        by_clock_ms = (ended_ms, ended_ms - after_ms)  # another host's, or the one that was set
-        ends.append(max(min(by_clock_ms, key=lambda ms: abs(ms - last_ms)), last_ms))
+    bounds = attempt_bounds(steps, attempts)
+    begins = [bounds[number].begin_ms for number in numbers]
+    ends = [bounds[number].end_ms for number in numbers]
     lost = float(counts_as_ms[is_lost].sum())
     training = float(counts_as_ms.sum()) - lost
     before = sum(steps.starts_ms[number] - begin for number, begin in zip(numbers, begins, strict=True))
@@ -217,3 +211,28 @@ def _goodput(
     wall = max(ends) - begins[0]
     tail = max(wall - training - lost - start_up - restarts - profiling, 0.0)
     return Goodput(start_up, training, profiling, lost, restarts, tail)
+
+
+class AttemptBounds(NamedTuple):
+    """Begin and end of an attempt, ms since the run's first step; its first and last step where they are not known."""
+
+    begin_ms: float
+    last_step_end_ms: float
+    end_ms: float
+
+
+def attempt_bounds(steps: JobSteps, attempts: Sequence[Attempt]) -> dict[int, AttemptBounds]:
+    """Begin and end of each attempt with steps; attempts as the manifest lists them, by the clock of the steps."""
+    last_end = steps.latest_end_ms
+    bounds = {}
+    after_ms = 0.0
+    for number in np.unique(steps.attempt).tolist():
+        known = attempts[number - 1] if 0 < number <= len(attempts) else None
+        before_ms, after_ms = after_ms, steps.clock_change_ms.get(number, after_ms)
+        first_ms, last_ms = steps.starts_ms[number], float(last_end[steps.attempt == number].max())
+        began_ms = min((known.start_ns - steps.origin_ns) / 1e6 - before_ms if known else first_ms, first_ms)
+        ended_ms = (known.end_ns - steps.origin_ns) / 1e6 if known is not None and known.end_ns else last_ms
+        by_clock_ms = (ended_ms, ended_ms - after_ms)  # another host's, or the one that was set
+        ended_ms = max(min(by_clock_ms, key=lambda ms: abs(ms - last_ms)), last_ms)
+        bounds[number] = AttemptBounds(began_ms, last_ms, ended_ms)
+    return bounds

@@ -26,7 +26,7 @@ def print_analysis(analysis: Analysis) -> None:
     print_verdict(console, analysis)
     console.print()
     console.print(_breakdown_table(analysis))
-    if analysis.job_time is not None and (goodput := goodput_line(analysis.job_time)) is not None:
+    if (goodput := goodput_line(analysis)) is not None:
         print_hanging(console, goodput)
         console.print()
     if len(analysis.ranks) > 1:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from stepscope.core.documents.what_if import PredictedStep
-from stepscope.core.vocabulary import Cause, Change, Evidence, Notice, Reason, TimeCategory
+from stepscope.core.vocabulary import Cause, Change, Evidence, GoodputClass, Notice, Reason, TimeCategory
 
 ANALYSIS_SCHEMA = "stepscope.analysis/1"
 CAPTURES_SCHEMA = "stepscope.captures/1"
@@ -326,6 +326,8 @@ class JobTime:
         goodput: None from traces alone.
         num_settled: steps that show the job as it runs, neither first nor disturbed by profiling; None from traces
             alone.
+        rank_seconds: number of ranks times wall-clock time over all attempts; None from traces alone.
+        gpu_time: share of that by class, as in `stepscope.goodput/1`; adds up to 1. None from traces alone.
     """
 
     num_steps: int
@@ -340,6 +342,8 @@ class JobTime:
     unexplained: UnexplainedSteps | None = None
     trend: StepTrend | None = None
     num_settled: int | None = None
+    rank_seconds: float | None = None
+    gpu_time: dict[GoodputClass, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)

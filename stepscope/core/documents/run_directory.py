@@ -96,6 +96,14 @@ class Attempt:
     ended: str | None
     """finished | exception | signal | measuring stopped; None while it runs"""
     world_size: int
+    first_step: int | None = None
+    """number of the first step as the training code gave it; None where steps were numbered on"""
+    last_step: int | None = None
+    """last step that it ended, also one without a line, where it was killed and the next attempt could tell"""
+    first_step_ns: int | None = None
+    """start of its first step, known with `last_step`"""
+    last_step_ns: int | None = None
+    """end of its last step, known with `last_step`"""
 
 
 @dataclass(frozen=True, slots=True)

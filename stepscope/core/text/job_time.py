@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from stepscope.core.documents.analysis import CAUSE_OF_PART, Analysis, JobTime
 from stepscope.core.text import numbers
-from stepscope.core.text.wording import SHOWN_FROM, device_words, mesh_words, training_category_title
+from stepscope.core.text.goodput import run_goodput
+from stepscope.core.text.wording import SHOWN_FROM, device_words, is_on_cpu, mesh_words, training_category_title
 from stepscope.core.vocabulary import Cause
 
 
@@ -69,11 +70,14 @@ def breakdown(analysis: Analysis) -> list[BreakdownRow]:
     return sorted(rows, key=lambda row: -row.share)
 
 
-def goodput_line(time: JobTime) -> str | None:
-    """Text: the parts of a run's wall-clock time in one line; None from traces alone."""
-    goodput = time.goodput
-    if goodput is None or not time.wall_ms:
+def goodput_line(analysis: Analysis) -> str | None:
+    """Text: what a run's GPU-time went to, in one line; None from traces alone."""
+    time = analysis.job_time
+    if time is None or time.goodput is None or not time.wall_ms:
         return None
+    if time.gpu_time is not None and time.rank_seconds:
+        return run_goodput(time.gpu_time, time.rank_seconds, on_gpu=not is_on_cpu(analysis.job))
+    goodput = time.goodput  # by a version that knew the wall-clock time alone
     parts = {
         "training": goodput.training,
         "start-up": goodput.start_up,

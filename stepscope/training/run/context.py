@@ -25,6 +25,7 @@ from stepscope.training.run.mesh import KNOWN_DIMENSIONS, MESH_VARIABLE, is_mesh
 from stepscope.training.run.run_files import read_attempts, run_within, write_manifest
 from stepscope.training.settings.environment import relevant_environment
 from stepscope.training.settings.observed import ObservedSettings
+from stepscope.training.steps.reached_step import Reached
 
 _MAX_NAMED = 8
 
@@ -114,17 +115,28 @@ MEASURING_STOPPED = "measuring stopped"
 class ManifestWriter:
     """Keeps the run's manifest run.json true while the run goes on.
 
+    Args:
+        reached: how far an attempt had come that was killed on this host.
+
     Raises:
         OSError: from `write` and `end`, when the run directory cannot be written.
     """
 
-    def __init__(self, context: RunContext, labels: dict[str, str], observed: ObservedSettings) -> None:
+    def __init__(
+        self, context: RunContext, labels: dict[str, str], observed: ObservedSettings, reached: Reached | None = None
+    ) -> None:
         self._context = context
         self._observed = observed
         self._is_due = False
         self._writing = threading.Lock()  # a signal has the end written on another thread
         run_directory, identity = context.run_directory, context.identity
-        this_attempt = Attempt(start_ns=time.time_ns(), end_ns=None, ended=None, world_size=identity.world_size)
+        this_attempt = Attempt(
+            start_ns=time.time_ns(),
+            end_ns=None,
+            ended=None,
+            world_size=identity.world_size,
+            first_step=context.settings.first_step,
+        )
         self._manifest = RunManifest(
             run=run_directory.name,
             host=identity.host,
@@ -133,7 +145,7 @@ class ManifestWriter:
             num_cpus=num_usable_cpus(),
             versions=software_versions(),
             environment=relevant_environment(),
-            attempts=[*read_attempts(run_directory), this_attempt],
+            attempts=[*_with_reached(read_attempts(run_directory), reached), this_attempt],
             simulated_compute=context.settings.simulated_compute,
             labels=labels,
             cpu_affinity=cpu_affinity(),
@@ -184,6 +196,19 @@ class ManifestWriter:
         attempt = replace(attempt, end_ns=time.time_ns(), ended=ended)
         self._manifest = replace(self._manifest, attempts=[*earlier, attempt])
         run_within(_ENDS_WITHIN_SECONDS, self.write, f"how the run ended, {self._context.run_directory / RUN_FILE}")
+
+
+def _with_reached(attempts: list[Attempt], reached: Reached | None) -> list[Attempt]:
+    """The attempts, the one that was killed with the last step that it had ended."""
+    if reached is None or reached.attempt != len(attempts) or attempts[-1].end_ns is not None:
+        return attempts
+    killed = replace(
+        attempts[-1],
+        last_step=reached.last_step,
+        first_step_ns=reached.first_step_ns,
+        last_step_ns=reached.last_step_ns,
+    )
+    return [*attempts[:-1], killed]
 
 
 def attempt_ending(kind: type[BaseException] | None) -> str:

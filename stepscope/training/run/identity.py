@@ -133,9 +133,17 @@ def initialized_distributed() -> Any:
 
 
 def job_store() -> Any:
-    """The store of this run's job, torch.distributed's default one; None before it is there or where it is hidden."""
-    find = getattr(getattr(initialized_distributed(), "distributed_c10d", None), "_get_default_store", None)
-    return None if find is None else find()
+    """The store of this run's job, torch.distributed's default one; None before it is there or where it is hidden.
+
+    torchrun's store outlives a restart (since torch 2.2), with what the ranks before it wrote; so each has keys of its
+    own.
+    """
+    distributed = initialized_distributed()
+    find = getattr(getattr(distributed, "distributed_c10d", None), "_get_default_store", None)
+    num_restarts = _number("TORCHELASTIC_RESTART_COUNT", 0)
+    if find is None or num_restarts <= 0:
+        return None if find is None else find()
+    return distributed.PrefixStore(f"restart{num_restarts}", find())
 
 
 def agree_with_rank_zero(store: Any, key: str, own: str, identity: Identity) -> str:

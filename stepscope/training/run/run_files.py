@@ -102,8 +102,10 @@ def read_attempts(run_directory: Path) -> list[layout.Attempt]:
     try:
         document: Any = json.loads((run_directory / layout.RUN_FILE).read_text(encoding="utf-8"))
         names = {field.name for field in fields(layout.Attempt)}
-        return [layout.Attempt(**{name: entry[name] for name in names}) for entry in document["attempts"]]
-    except (OSError, ValueError, KeyError, TypeError):
+        return [
+            layout.Attempt(**{name: entry[name] for name in names & entry.keys()}) for entry in document["attempts"]
+        ]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return []
 
 

@@ -17,6 +17,7 @@ from typing import Generic, TypeVar
 from stepscope.core.loader_waits import MOST_INTERVALS, Instant, Interval, Mark
 from stepscope.training.run.context import OpenStep
 from stepscope.training.steps.device_times import DeviceStep
+from stepscope.training.steps.reached_step import LAST_STEP, LAST_STEP_NS, NUM_PLACES, OFFSET_NS, Places
 from stepscope.training.steps.scalars import DeferredScalars, StepScalarReader
 from stepscope.training.steps.telemetry import StepRecord
 
@@ -40,12 +41,13 @@ class StepLog:
         due_ns, due_step: by the monotonic clock and by the number of the step that begins, when `end_step` next tells
             that something is due.
         is_traced: whether a profiler records this thread, which is to see each step's own span: always due then.
+        reached: where the last step that has ended is noted (`reached_step`).
         state, captured: of the steps since the last records; they change only when something is due.
     """
 
     __slots__ = (
         "_before", "_ended", "_figures", "_full", "_intervals", "_wall_offset_ns", "captured", "due_ns", "due_step",
-        "is_traced", "mark", "open", "state",
+        "is_traced", "mark", "open", "reached", "state",
     )  # fmt: skip
 
     def __init__(self, mark: Callable[[], Mark], figures: StepScalarReader) -> None:
@@ -54,6 +56,7 @@ class StepLog:
         self.is_traced: Callable[[], bool] = lambda: False
         self.state, self.captured = "wait", False
         self.mark = mark
+        self.reached: Places = [0] * NUM_PLACES
         self._figures = figures
         self._ended: deque[_EndedStep] = deque()
         self._intervals: list[_Interval] | None = None
@@ -64,7 +67,7 @@ class StepLog:
     def begin(self, index: int) -> None:
         """Begin a step, after something was done between two steps, which belongs to neither."""
         now_ns = monotonic_ns()
-        self._wall_offset_ns = time.time_ns() - now_ns
+        self.reached[OFFSET_NS] = self._wall_offset_ns = time.time_ns() - now_ns
         self.open = index, now_ns
 
     def end_step(self, figures: dict[str, object]) -> bool:
@@ -85,6 +88,9 @@ class StepLog:
                 break
         self._ended.append((index, began_ns, now_ns, mark, figures, deferred, self._intervals, self._full))
         self._intervals = self._full = None
+        reached = self.reached
+        reached[LAST_STEP] = index
+        reached[LAST_STEP_NS] = now_ns
         index += 1
         self.open = index, now_ns
         return now_ns >= self.due_ns or index >= self.due_step or self.is_traced()

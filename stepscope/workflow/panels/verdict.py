@@ -145,7 +145,7 @@ def breakdown_panel(analysis: Analysis) -> html.Element:
     largest = max([*ends, *(row.share for row, _ in rows)], default=0.0)
     items = [_category(row, cause, largest, analysis.job) for row, cause in rows]
     bars = html.tag("ul", items, class_="ss-causes")
-    goodput = None if analysis.job_time is None else goodput_line(analysis.job_time)
+    goodput = goodput_line(analysis)
     return html.panel(
         "What is the time spent on, and whose doing is it?",
         bars if items else html.tag("p", "No cause is recorded.", class_="ss-note"),

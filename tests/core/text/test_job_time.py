@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from stepscope.core.text.job_time import breakdown, goodput_line, headline, time_name
-from stepscope.core.vocabulary import Cause
+from stepscope.core.vocabulary import Cause, GoodputClass
 from tests.dashboard import example_run as example
 
 TRACES_ALONE = example.make_analysis(example.make_timelines())
@@ -40,9 +40,11 @@ def test_the_headline_counts_one_and_several() -> None:
     assert headline(JOB).endswith(", 40 steps of 190.1 ms (median 51.0), 5 of them in an analysed trace (MFU 27.1%)")
 
 
-def test_the_parts_of_the_wall_clock_time_are_one_line() -> None:
-    assert JOB.job_time is not None
-    assert goodput_line(JOB.job_time) == (
-        "Wall-clock time 9.0 s: training 84.5%, start-up 11.9%, after the last step 3.6%"
-    )
-    assert goodput_line(replace(JOB.job_time, goodput=None)) is None
+def test_what_the_gpu_time_went_to_is_one_line() -> None:
+    time = JOB.job_time
+    assert time is not None
+    assert goodput_line(JOB) == "Wall-clock time 9.0 s: training 84.5%, start-up 11.9%, after the last step 3.6%"
+    assert goodput_line(replace(JOB, job_time=replace(time, goodput=None))) is None
+    shares = {GoodputClass.PRODUCTIVE_TRAINING: 0.75, GoodputClass.RESTART: 0.05, GoodputClass.NO_ATTEMPT: 0.2}
+    of_all = replace(JOB, job_time=replace(time, rank_seconds=7_200.0, gpu_time=shares))
+    assert goodput_line(of_all) == "Goodput 75.0% of 2.0 GPU-hours; lost: no attempt running 20.0%, restart 5.0%"
