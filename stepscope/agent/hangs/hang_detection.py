@@ -35,6 +35,8 @@ _log = logging.getLogger(__name__)
 _FIRST_QUERY_SECONDS = 3.0
 """Ranks report their state within seconds of each other."""
 _FAST_RETRY_SECONDS, _SLOW_RETRY_SECONDS, _NUM_FAST_RETRIES = 4.0, 30.0, 15
+_CONFIRM_SECONDS = 2.0
+"""After ranks were at work, some may be silent because the step has just ended: they leave within a second or two."""
 _WITHOUT_FILES_SECONDS = 8.0
 """Without files of the run after this time, silence on the socket decides alone."""
 _FIRST_STEPS_SECONDS = 600.0
@@ -121,6 +123,7 @@ class _Run:
     num_queries: int = 0
     query: HangQuery | None = None
     has_files: bool = False
+    was_busy: bool = False
     hang: RunHang | None = None
 
 
@@ -236,7 +239,10 @@ class HangSource:
         if answer is None or answer.state is LiveHangState.NONE:
             return
         run.has_files = True
-        if answer.state is LiveHangState.HANG and answer.kind is not None:
+        was_busy, run.was_busy = run.was_busy, answer.state is LiveHangState.BUSY
+        if was_busy and set(answer.ranks) & set(answer.silent_ranks):
+            run.next_query_at = self._clock() + _CONFIRM_SECONDS
+        elif answer.state is LiveHangState.HANG and answer.kind is not None:
             summary = answer.summary + self._silent_processes(run, answer.ranks)
             self._begin(key, run, RunHang(answer.kind, tuple(answer.ranks), summary))
         elif answer.state is LiveHangState.BUSY and run.hang is not None:
@@ -271,7 +277,7 @@ class HangSource:
             self._log_over(key, run, why)
         if run.query is not None:
             run.query.close()
-        run.query, run.suspected_at, run.num_queries, run.has_files = None, None, 0, False
+        run.query, run.suspected_at, run.num_queries, run.has_files, run.was_busy = None, None, 0, False, False
 
     @staticmethod
     def _log_over(key: _Key, run: _Run, why: str) -> None:

@@ -10,7 +10,6 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from stepscope.agent.config.settings import KubernetesSettings
@@ -25,6 +24,7 @@ from stepscope.agent.kubernetes.node_report import (
     condition_of,
 )
 from stepscope.collectors.jobs.kubernetes.pods import KubernetesApi
+from stepscope.collectors.kernel_log import boot_id
 from stepscope.core.errors import UsageError
 from stepscope.core.hardware.health import HealthReport, Severity
 from stepscope.core.metrics.agent import AGENT
@@ -217,14 +217,7 @@ def node_reporter_of(settings: KubernetesSettings, node: str, environment: Mappi
             "there is no service account of a pod here",
             what_next="apply deploy/kubernetes/node-condition.yaml and set automountServiceAccountToken: true",
         )
-    return NodeReporter(NodeApi(server, node, is_dry_run=settings.report == "dry_run"), settings, boot=_boot_id())
-
-
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
+    return NodeReporter(NodeApi(server, node, is_dry_run=settings.report == "dry_run"), settings, boot=boot_id() or "")
 
 
 def _condition_in(node: dict[str, Any], kind: str) -> ConditionStatus | None:

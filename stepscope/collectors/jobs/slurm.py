@@ -34,6 +34,9 @@ _JOB_PATH = re.compile(r"slurm[^/]*(?:/[^/]+)*?/job_(\d+)(?:/step_([^/]+))?")
 """/slurm/uid_1000/job_123/step_0/task_1, /system.slice/node1_slurmstepd.scope/job_123/step_batch/user/task_0; in a pod
 that runs slurmd with a prefix."""
 
+_NUMBER = re.compile(r"\d{1,10}", re.ASCII)
+"""A number of a job, step or array task. One that squeue does not take, from one user's environment, would cost all
+jobs their names."""
 _OUTSIDE_OF_STEPS = frozenset({"", "batch", "interactive", "extern"})
 
 
@@ -57,16 +60,16 @@ def slurm_place_of(process: Process) -> SlurmPlace | None:
     if places:
         return max(places, key=lambda place: bool(place.step))
     job_id = process.variable("SLURM_JOB_ID")
-    if not job_id.isdecimal():
+    if _NUMBER.fullmatch(job_id) is None:
         return None
     step = process.variable("SLURM_STEP_ID")
-    return SlurmPlace(job_id, step if step.isdecimal() else "")
+    return SlurmPlace(job_id, step if _NUMBER.fullmatch(step) else "")
 
 
 def slurm_array_task_of(process: Process) -> str:
     """ "120_3" of a process of a Slurm array's task; empty of others."""
     job, task = process.variable("SLURM_ARRAY_JOB_ID"), process.variable("SLURM_ARRAY_TASK_ID")
-    return f"{job}_{task}" if job and task else ""
+    return f"{job}_{task}" if _NUMBER.fullmatch(job) and _NUMBER.fullmatch(task) else ""
 
 
 def slurm_gpus_of_process(process: Process, devices: Sequence[DeviceUsage]) -> tuple[list[DeviceUsage], list[str]]:

@@ -176,6 +176,7 @@ class LiveHangCheck:
         self._num_asked = 0
         self._next: float | None = None
         self._reported: tuple[Any, ...] | None = None
+        self._was_busy = False
 
     def look(self, now: float, own_state: Path, *, may_ask: bool) -> None:
         """Ask, or hear the answer.
@@ -201,7 +202,7 @@ class LiveHangCheck:
         reported, self._reported = self._reported, None
         if reported is not None:
             logger.warning("training goes on: the hang is over")
-        self._next, self._num_asked = None, 0
+        self._next, self._num_asked, self._was_busy = None, 0, False
         self.close()
 
     def close(self) -> None:
@@ -247,8 +248,11 @@ class LiveHangCheck:
             self._log_verdict(json.loads(content))
 
     def _log_verdict(self, raw: dict[str, Any]) -> None:
+        was_busy, self._was_busy = self._was_busy, raw["state"] == LiveHangState.BUSY
         if raw["state"] != LiveHangState.HANG:
             return
+        if was_busy and set(raw["ranks"]) & set(raw["silent_ranks"]):
+            return  # the step may have just ended: ranks leave one after the other
         what = (raw["kind"], *raw["ranks"])
         if what == self._reported:
             return

@@ -120,6 +120,16 @@ def test_ranks_that_wait_for_one_at_work_are_no_hang_and_are_asked_ever_more_sel
     assert node.num_asked < 40
 
 
+def test_ranks_that_leave_one_after_the_other_when_long_work_ends_are_no_hang(node: _Node) -> None:
+    node.told = LiveHang(LiveHangState.BUSY, summary="phase checkpoint")
+    assert node.pass_time(60) == {}
+    node.told, num_asked = replace(_hang(1), silent_ranks=[1]), node.num_asked
+    while node.num_asked == num_asked:
+        assert node.pass_time(1) == {}
+    assert node.pass_time(1) == {}
+    assert node.pass_time(6)["training_hang"] == [{"run": "r", "kind": "host", "ranks": "1"}]  # it stays silent
+
+
 def test_without_files_who_is_silent_is_named_with_what_the_kernel_says(node: _Node) -> None:
     assert node.pass_time(23, mute=1)["training_hang"] == [{"run": "r", "kind": "unknown", "ranks": "1"}]
     assert "process 1001 of rank 1 is stopped" in node.source.collect().findings[0].message

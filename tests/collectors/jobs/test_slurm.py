@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from stepscope.collectors.host.files import Files
+from stepscope.collectors.jobs.processes import Process
 from stepscope.collectors.jobs.slurm import (
     SlurmNames,
     SlurmNamesCollector,
     SlurmPlace,
     parse_squeue,
+    slurm_array_task_of,
     slurm_jobs_on_node,
     slurm_place_in_cgroup,
+    slurm_place_of,
 )
 from stepscope.core.metrics.readings import MissingReason
 
@@ -35,6 +39,16 @@ from stepscope.core.metrics.readings import MissingReason
 )
 def test_the_job_of_a_cgroup(path: str, place: SlurmPlace | None) -> None:
     assert slurm_place_in_cgroup(path) == place
+
+
+@pytest.mark.parametrize("job_id", ["٣", "12\n3", "9" * 11, "abc", "1,2", "-1", ""])
+def test_a_number_that_no_job_has_is_no_job(job_id: str) -> None:
+    process = Process(7, 1, 1, 7, "sh", ("sh",), 1000, (), {"SLURM_JOB_ID": job_id})
+    assert slurm_place_of(process) is None
+    in_array = replace(process, variables={"SLURM_ARRAY_JOB_ID": job_id, "SLURM_ARRAY_TASK_ID": "1"})
+    assert slurm_array_task_of(in_array) == ""
+    in_job = replace(process, variables={"SLURM_JOB_ID": "42", "SLURM_STEP_ID": job_id})
+    assert slurm_place_of(in_job) == SlurmPlace("42")
 
 
 def _procs(root: Path, folder: str, *pids: int) -> None:

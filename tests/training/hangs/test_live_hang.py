@@ -146,3 +146,16 @@ def test_what_our_own_processes_compute_and_read_is_counted_apart() -> None:
     assert own.seconds > 0
     assert own.num_bytes > 5_000_000
     assert own.reap(process.pid) == -1
+
+
+def test_ranks_that_leave_one_after_the_other_when_long_work_ends_are_no_hang(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    check = live_hang.LiveHangCheck(tmp_path, 0, 2)
+    hang = {"state": "hang", "kind": "unknown", "ranks": [1], "silent_ranks": [1], "step": 3, "age_seconds": 60.0}
+    hang |= {"confidence": 0.8, "summary": "rank 1 left no dump"}
+    check._log_verdict(hang | {"state": "busy", "ranks": [0]})
+    check._log_verdict(hang)
+    assert not caplog.records
+    check._log_verdict(hang)
+    assert "training hangs in step 3 for 60 s" in caplog.text
