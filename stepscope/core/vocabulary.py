@@ -49,7 +49,8 @@ class Cause(StrEnum):
     PROFILER = "profiler"
     """The profiler itself takes the time. Evidence: profiler distortion in the trace quality."""
     THROTTLED = "throttled"
-    """The GPU runs below its highest clock. Fleet class; evidence: the driver's throttle reasons."""
+    """The GPU runs below its highest clock. Fleet class, and cause of steps that are slow meanwhile; evidence: clocks,
+    the driver's throttle reasons."""
     BEFORE_WINDOW = "before_window"
     """The delay began before the profiled steps. Evidence: time breakdown of the first step."""
     UNEXPLAINED = "unexplained"
@@ -97,10 +98,15 @@ class Reason(StrEnum):
     CPU_OPTIMIZER = "cpu_optimizer"
     """`host_bound`: the optimizer's step launches nothing, its parameters are offloaded."""
     CPU_LIMITED = "cpu_limited"
-    """`host_bound`, `contention`: more runnable ranks than cores, one core for all threads of a rank, or threads that
-    are ready to run and have no CPU (`run_delay_ns`)."""
+    """`host_bound`, `contention`, `data_loading`: more runnable ranks than cores, one core for all threads of a rank,
+    threads that are ready to run and have no CPU (`run_delay_ns`), or by the agent's counters a cgroup whose CPU limit
+    stops it, or whose threads wait for a CPU, for half of the loss or more."""
+    SLOW_STORAGE = "slow_storage"
+    """`data_loading`, `checkpoint`: by the agent's counters threads wait for storage (PSI of the cgroup, else of the
+    machine, else I/O wait), for half of the loss or more and at the same time."""
     GPU_SHARED = "gpu_shared"
-    """`contention`: kernels pause for milliseconds and queued work does not start: another process has the GPU."""
+    """`contention`: kernels pause for milliseconds and queued work does not start: another process has the GPU. The
+    agent's counters name it, or tell its memory."""
     OVERFLOW = "overflow"
     """`wasted_steps`: gradients overflow and the update is skipped (`overflow` in the step records)."""
     NON_FINITE = "non_finite"
@@ -127,14 +133,16 @@ class Reason(StrEnum):
     EXTRA_WORK = "extra_work"
     """`straggler`: most of the difference is kernels that the peers do not run."""
     LOW_CLOCK = "low_clock"
-    """`straggler`: the same kernels, all slower by about the same factor: clock, power cap, heat."""
+    """`straggler`: the same kernels, all slower by about the same factor: clock, power cap, heat. `straggler`,
+    `throttled`: by the agent's counters the SM clock is as much lower as the loss needs, without a throttle reason."""
     SLOWER_KERNELS = "slower_kernels"
     """`straggler`: the same kernels, some of them slower."""
     ARRIVALS_UNKNOWN = "arrivals_unknown"
     """`communication`: a member's trace is missing or does not match, so waiting cannot be separated from transfer.
     From half of the communication time on, confidence is at most 0.5 and no gain is predicted."""
     WRONG_TRANSPORT = "wrong_transport"
-    """`communication`: bus bandwidth of large messages is under a third of the fast link's and no more than PCIe's."""
+    """`communication`: bus bandwidth of large messages is under a third of the fast link's and no more than PCIe's; or
+    by the agent's counters hosts with InfiniBand send over Ethernet."""
     SLOW_LINK = "slow_link"
     """`communication`: bus bandwidth is under a third of the link's, but more than a slower transport would give."""
     SMALL_MESSAGES = "small_messages"
@@ -175,13 +183,14 @@ class Reason(StrEnum):
     HELD = "held"
     """`idle`: a process holds the GPU and runs nothing on it."""
     HEAT = "heat"
-    """`throttled`: thermal slowdown, with the clock well below its highest."""
+    """`throttled`, `straggler`: thermal slowdown, with the clock well below its highest, or its peers'."""
     POWER_CAP = "power_cap"
-    """`throttled`: the power limit, with the clock well below its highest."""
+    """`throttled`, `straggler`: the power limit, with the clock well below its highest, or its peers'."""
     HARDWARE_SLOWDOWN = "hardware_slowdown"
-    """`throttled`: a hardware slowdown or power brake, with the clock well below its highest."""
+    """`throttled`, `straggler`: a hardware slowdown or power brake, with the clock well below its highest, or its
+    peers'."""
     CLOCK_SETTING = "clock_setting"
-    """`throttled`: an application clock setting, with the clock well below its highest."""
+    """`throttled`, `straggler`: an application clock setting, with the clock well below its highest, or its peers'."""
 
 
 class Change(StrEnum):

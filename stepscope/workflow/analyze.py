@@ -19,9 +19,11 @@ from stepscope.analyzer.rank_view import RankView
 from stepscope.analyzer.summaries import timeline_document
 from stepscope.analyzer.untraced_job import analyse_untraced_job
 from stepscope.core.documents.analysis import Analysis, CaptureAnalyses, CaptureAnalysis
+from stepscope.core.documents.run_counters import RankCounters
 from stepscope.core.documents.run_directory import RankSteps, RankTimeline
 from stepscope.core.errors import DataError, none_usable
 from stepscope.core.vocabulary import Notice
+from stepscope.store.counter_records import read_counters
 from stepscope.store.runs import load_manifest, save_analysis, save_timelines
 from stepscope.store.step_records import ranks_without_steps, read_attempts_steps
 from stepscope.workflow.fan_out.engine import HERE, FanOut, Progress, map_of_engine, task_paths
@@ -180,12 +182,15 @@ class _StepRecords(NamedTuple):
     ranks: list[RankSteps]
     light: CalibratedSteps | None
     notices: list[Notice]
+    counters: list[RankCounters]
 
 
 def _read_records(run_directory: Path) -> _StepRecords:
     ranks, notices = read_attempts_steps(run_directory)
+    counters, unread = read_counters(run_directory)
     is_whole = [rank.rank for rank in ranks] == list(range(_world_size(run_directory, ranks)))
-    return _StepRecords(ranks, light_steps(run_directory, ranks) if is_whole else None, notices)
+    light = light_steps(run_directory, ranks) if is_whole else None
+    return _StepRecords(ranks, light, [*notices, *unread], counters)
 
 
 def _world_size(run_directory: Path, ranks: Sequence[RankSteps]) -> int:
@@ -201,7 +206,8 @@ def _run_facts(job: JobInput, records: _StepRecords, other_captures: Sequence[Ca
     if not any(rank.steps for rank in records.ranks):
         return None
     attempts = [] if job.manifest is None else job.manifest.attempts
-    return RunFacts(records.ranks, attempts, job.context.num_cpus, other_captures, records.light, hosts)
+    num_cpus, counters = job.context.num_cpus, records.counters
+    return RunFacts(records.ranks, attempts, num_cpus, other_captures, records.light, hosts, counters)
 
 
 def _other_captures(job: JobInput, fan_out: FanOut) -> list[CapturedSteps]:

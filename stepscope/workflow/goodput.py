@@ -15,7 +15,13 @@ from stepscope.analyzer.goodput.job import cluster_goodput, job_goodput, overlap
 from stepscope.analyzer.job_time.steps import job_steps
 from stepscope.analyzer.job_time.training_time import training_time
 from stepscope.core.documents.goodput import GoodputReport, JobGoodput
-from stepscope.core.documents.run_directory import CHECKPOINT_FOLDER, RUN_FILE, STEPS_FOLDER, RankSteps
+from stepscope.core.documents.run_directory import (
+    CHECKPOINT_BYTES,
+    CHECKPOINT_FOLDER,
+    RUN_FILE,
+    STEPS_FOLDER,
+    RankSteps,
+)
 from stepscope.core.errors import DataError
 from stepscope.core.text.numbers import listed
 from stepscope.core.vocabulary import Notice
@@ -25,8 +31,6 @@ from stepscope.workflow.inputs.paths import check_readable
 
 JOB_LABEL = "job"
 """Label of runs that are one job: `profile(labels={"job": ...})`."""
-CHECKPOINT_BYTES = "checkpoint_bytes"
-"""Figure of a step: bytes that a rank wrote to checkpoints in it."""
 
 
 class _Run(NamedTuple):

@@ -6,18 +6,29 @@ Without I/O. A process gets the GPUs on which the driver's own list has its proc
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from stepscope.agent.polling import SourceState
 from stepscope.collectors.host.cgroups import cgroup_with_parents
 from stepscope.core.metrics.readings import CGROUP, GPU, HOST, PROCESS, MissingReason, Reading
-from stepscope.core.protocol.counters import COUNTERS_SECONDS, MAX_SAMPLES, Counters, GpuCounters, HostCounters, Samples
+from stepscope.core.protocol.counters import (
+    COUNTERS_SECONDS,
+    MAX_OTHERS,
+    MAX_SAMPLES,
+    Counters,
+    GpuCounters,
+    HostCounters,
+    OtherProcess,
+    Samples,
+)
 from stepscope.core.protocol.messages import encode_message
 
 _KEPT_NS = 60 * 10**9
 _GPU_NAMES = (
     "sm_clock_hertz",
+    "sm_clock_max_hertz",
     "memory_clock_hertz",
     "power_watts",
     "power_limit_watts",
@@ -50,6 +61,11 @@ _TRAFFIC = {
     for network in ("network", "infiniband")
     for direction in ("receive", "transmit")
 }
+_TRAFFIC |= {
+    HOST + "network_receive_errors_total": "network_errors_total",
+    HOST + "network_transmit_errors_total": "network_errors_total",
+    HOST + "infiniband_errors_total": "infiniband_errors_total",
+}
 """Added up over all ports and interfaces but the loopback."""
 _NAME_OF_HOST = {
     HOST + name: name
@@ -64,6 +80,7 @@ _STOPPED, _LIMIT = CGROUP + "cpu_throttled_seconds_total", CGROUP + "cpu_limit_c
 _HOST_NAMES = frozenset({*_TRAFFIC, *_NAME_OF_HOST, *_NAME_OF_PROCESS, _CPU, _OF_PROCESS, _STOPPED, _LIMIT})
 _ALWAYS_OF_HOST = ("cpu_iowait_seconds_total", "pressure_io_some_seconds_total", "cgroup_cpu_throttled_seconds_total")
 _LOOPBACK = ("device", "lo")
+UidOf = Callable[[int], int | None]
 _Slot = tuple[str, str]
 """NVML's index of a GPU, and the id of the MIG instance on it, empty for the GPU."""
 
@@ -104,7 +121,7 @@ class _Gpu:
         while self.samples and self.samples[0][0] < now_ns - _KEPT_NS:
             self.samples.popleft()
 
-    def counters(self, pid: str, since_ns: int, now_ns: int) -> GpuCounters:
+    def counters(self, pid: str, since_ns: int, now_ns: int, uid: int | None, uid_of: UidOf) -> GpuCounters:
         samples = [one for one in self.samples if one[0] > since_ns][-MAX_SAMPLES:]
         held = {name for _, _, reasons in samples for name, value in reasons.items() if value}
         values = _columns([values for _, values, _ in samples])
@@ -120,7 +137,19 @@ class _Gpu:
             len(others),
             None if None in others else sum(filter(None, others)),
             {name: reason for name, reason in sorted(self.missing.items()) if name not in values},
+            tuple(self._others_of_user(pid, uid, uid_of)),
+            self.held.get(pid),
         )
+
+    def _others_of_user(self, pid: str, uid: int | None, uid_of: UidOf) -> Iterable[OtherProcess]:
+        """The other processes of this user, those with most memory first; who is another user's stays unnamed."""
+        others = sorted(self.held.items(), key=lambda item: -(item[1] or 0.0))
+        named = (
+            OtherProcess(int(other), uid, memory)
+            for other, memory in others
+            if uid is not None and other != pid and other.isdecimal() and uid_of(int(other)) == uid
+        )
+        return islice(named, MAX_OTHERS)
 
 
 @dataclass(slots=True)
@@ -247,15 +276,27 @@ class CounterHistory:
         while self._host[0].time_ns < now_ns - _KEPT_NS:
             self._host.popleft()
 
-    def message(self, pid: int | None, since_ns: int | None, now_ns: int) -> Counters:
+    def message(
+        self,
+        pid: int | None,
+        since_ns: int | None,
+        now_ns: int,
+        *,
+        uid: int | None = None,
+        uid_of: UidOf = lambda _: None,
+    ) -> Counters:
         """The message of a process; after `since_ns`, when its last one was made.
 
         Args:
             pid: as the kernel reports it; None: what is its own is not known.
+            uid: of its user, whose other processes on the GPU are named; None: none are.
+            uid_of: whose a process is.
         """
         own = "" if pid is None else str(pid)
         since = now_ns - int(COUNTERS_SECONDS * 1e9) if since_ns is None else since_ns
-        gpus = tuple(gpu.counters(own, since, now_ns) for gpu in self._gpus.values() if own and own in gpu.held)
+        gpus = tuple(
+            gpu.counters(own, since, now_ns, uid, uid_of) for gpu in self._gpus.values() if own and own in gpu.held
+        )
         host = [one for one in self._host if one.time_ns > since][-MAX_SAMPLES:]
         missing: dict[str, str] = {}
         if not gpus:

@@ -180,6 +180,7 @@ REMEDIES: dict[Reason, str | tuple[Remedy, ...]] = {
         ),
         Remedy("give each training process cores of its own (CPU affinity, --cpus-per-task, cgroup)"),
     ),
+    Reason.SLOW_STORAGE: "put the data or the checkpoints on faster storage (local NVMe, cache, larger shards)",
     Reason.GPU_SHARED: "end the other process on this GPU, or give the job a GPU of its own (nvidia-smi lists them)",
     Reason.OVERFLOW: "{loss_scale}, a lower first loss scale[; or {bf16}, which needs none]",
     Reason.NON_FINITE: "find the first loss that is not finite (stepscope steps): batch, learning rate, clipping",

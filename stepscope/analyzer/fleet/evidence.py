@@ -99,15 +99,17 @@ def _copies(sample: GpuSample, limits: FleetThresholds) -> float:
 
 
 _BUSY = 0.5
-_SLOWED = 0.9
-_KINDS = (
+MOST_CLOCK = 0.9
+"""Part of its highest clock up to which a fault slows a GPU down."""
+THROTTLE_KINDS = (
     (Reason.HEAT, frozenset({"hardware_thermal", "software_thermal"})),
     (Reason.HARDWARE_SLOWDOWN, frozenset({"hardware_slowdown", "hardware_power_brake"})),
     (Reason.POWER_CAP, frozenset({"software_power_cap"})),
     (Reason.CLOCK_SETTING, frozenset({"application_clocks", "sync_boost", "display_clocks"})),
 )
-"""Reasons in order of precedence; NVML sets `hardware_slowdown` beside `hardware_thermal`, so heat comes first."""
-_FAULTS = (Reason.HEAT, Reason.HARDWARE_SLOWDOWN)
+"""Reasons in order of precedence, with the driver's names of them; NVML sets `hardware_slowdown` beside
+`hardware_thermal`, so heat comes first."""
+FAULTS = (Reason.HEAT, Reason.HARDWARE_SLOWDOWN)
 
 
 def throttle_of(window: SampleWindow) -> tuple[Reason, list[Evidence]] | None:
@@ -122,10 +124,10 @@ def throttle_of(window: SampleWindow) -> tuple[Reason, list[Evidence]] | None:
     if busy is None or busy < _BUSY or not known:
         return None
     ratio = clock / highest if clock is not None and highest else None
-    for reason, names in _KINDS:
+    for reason, names in THROTTLE_KINDS:
         share = sum(not names.isdisjoint(reasons) for reasons in known) / len(known)
-        is_fault = reason in _FAULTS
-        least = _SLOWED if is_fault else limits.clock_low
+        is_fault = reason in FAULTS
+        least = MOST_CLOCK if is_fault else limits.clock_low
         if share < limits.throttle_share or (ratio is None and not is_fault) or (ratio is not None and ratio > least):
             continue
         evidence = [Evidence(f"throttled_by_{reason}_ratio", share, "ratio", limits.throttle_share)]

@@ -10,6 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from stepscope.analyzer.blame.advice import Advice
+from stepscope.analyzer.counters.agreement import BusyShare, busy_share
+from stepscope.analyzer.counters.loss_reasons import CountedSteps
+from stepscope.analyzer.counters.rank_signals import rank_signals
 from stepscope.analyzer.goodput.attempts import attempt_records
 from stepscope.analyzer.goodput.job import job_goodput
 from stepscope.analyzer.job_time.calibrated_steps import CalibratedSteps
@@ -29,6 +32,7 @@ from stepscope.core.documents.analysis import (
     PredictedFix,
     UnexplainedSteps,
 )
+from stepscope.core.documents.run_counters import RankCounters
 from stepscope.core.documents.run_directory import Attempt, RankSteps
 from stepscope.core.documents.training_settings import LoaderSettings
 from stepscope.core.text.numbers import counted
@@ -46,6 +50,7 @@ class RunFacts(NamedTuple):
         other_captures: those besides the one that is analysed.
         light: replay of a light capture of a job of one rank; None where there is none.
         hosts: names by rank; unknown ones are left out.
+        counters: of the ranks' own GPUs and hosts, by the nodes' agents; empty where no agent ran.
     """
 
     records: Sequence[RankSteps]
@@ -54,6 +59,7 @@ class RunFacts(NamedTuple):
     other_captures: Sequence[CapturedSteps] = ()
     light: CalibratedSteps | None = None
     hosts: Mapping[int, str] = MappingProxyType({})
+    counters: Sequence[RankCounters] = ()
 
     def steps(self, *, is_one_clock: bool = False) -> JobSteps | None:
         """The steps of all ranks, with what captures tell of their clocks; None without one."""
@@ -96,10 +102,58 @@ def _judged(
     advice: Advice,
 ) -> Analysis:
     losses = job_losses(training, captures, facts.light)
-    judge = Judge(analysis, training, losses, _loader_findings(training, losses, advice), facts.num_cpus, advice)
+    counters, busy = _counters(analysis, training, facts, advice), None
+    if counters is not None:
+        losses = counters.refined(losses)
+        is_compared = bool(captures) and analysis.job.device_kind == "gpu"
+        busy = busy_share(losses, counters) if is_compared else None
+    loader = _loader_findings(training, losses, advice)
+    are_contradicted = busy is not None and not busy.agrees
+    judge = Judge(analysis, training, losses, loader, facts.num_cpus, advice, are_contradicted=are_contradicted)
     job_time = _job_time(training, losses, facts.attempts, has_trace=bool(captures))
+    job_time = _with_counters(job_time, counters, busy, on_cpu=advice.on_cpu)
     notices = [*analysis.warnings, *training.steps.notices, *_notices(training)]
+    notices += [] if counters is None else counters.throttled()
+    if busy is not None and are_contradicted:
+        notices.append(Notice("counters_disagree", busy.note))
     return replace(analysis, verdict=judge.verdict(), job_time=job_time, warnings=notices)
+
+
+def _counters(analysis: Analysis, training: TrainingTime, facts: RunFacts, advice: Advice) -> CountedSteps | None:
+    """The counters of the ranks beside their steps; None without any."""
+    if not facts.counters:
+        return None
+    rows = {row.cause: row for row in analysis.root_causes}
+    loader = _loader(advice)
+    return CountedSteps(
+        training,
+        facts.records,
+        rank_signals(facts.counters),
+        {cause: row.ranks for cause, row in rows.items()},
+        reasons_of={cause: row.reasons for cause, row in rows.items()},
+        num_hosts=len(set(facts.hosts.values())),
+        num_workers=None if loader is None else loader.num_workers,
+        num_cpus=facts.num_cpus,
+    )
+
+
+WITHOUT_COUNTERS = (
+    "none: with stepscope agent run on the node a run also records other processes on the GPU, clocks, throttling, CPU "
+    "limits and storage waits, and the busy share of its GPUs checks the breakdown"
+)
+WITHOUT_COUNTERS_ON_CPU = "none: with stepscope agent run on the node a run also records CPU limits and storage waits"
+
+
+def _with_counters(
+    job_time: JobTime, counters: CountedSteps | None, busy: BusyShare | None, *, on_cpu: bool
+) -> JobTime:
+    """The job's time with the counters as a layer."""
+    if counters is None:
+        layer = EvidenceLayer("counters", False, None, WITHOUT_COUNTERS_ON_CPU if on_cpu else WITHOUT_COUNTERS)
+        return replace(job_time, layers=[*job_time.layers, layer])
+    note = "" if busy is None else busy.note
+    layer = EvidenceLayer("counters", True, None if busy is None else busy.agrees, note or counters.coverage())
+    return replace(job_time, basis=f"{job_time.basis}+counters", layers=[*job_time.layers, layer])
 
 
 def _by_trace(analysis: Analysis, capture: CapturedSteps) -> Analysis:

@@ -61,6 +61,7 @@ class Judge:
         loader: None where no time is lost to waiting for data.
         num_cpus: processors that a rank may use; None where unknown.
         advice: what remedies have to know of the job.
+        are_contradicted: counters contradict the breakdown.
     """
 
     analysis: Analysis
@@ -69,6 +70,7 @@ class Judge:
     loader: LoaderFindings | None
     num_cpus: int | None
     advice: Advice = field(default_factory=Advice)
+    are_contradicted: bool = False
 
     def verdict(self) -> Verdict:
         """The largest loss of training time, if it is at least a tenth; else what bounds the job's work."""
@@ -104,7 +106,7 @@ class Judge:
         """Most confidence in a verdict, by the number of steps, the capture's likeness to them, and what is unknown."""
         most = 1.0 if self.training.num_settled >= FEW_STEPS else FEW_STEPS_CONFIDENCE
         is_contradicted = abs(self.losses.distortion or 0.0) > LARGE_DISTORTION
-        if is_contradicted and self.losses.wasted_share < 1:
+        if (is_contradicted or self.are_contradicted) and self.losses.wasted_share < 1:
             most = min(most, CONTRADICTED_CONFIDENCE)
         if self._is_untraced and self._unattributed() > (verdict.share or 0.0):  # it may hold a larger loss
             most = min(most, BOUND_CONFIDENCE)
@@ -269,6 +271,15 @@ class Judge:
         return list(row.ranks) if row else []
 
     def _reasons(self, loss: Loss) -> tuple[list[Reason], list[Evidence]]:
+        """Reasons of a loss, those by counters first, and their evidence."""
+        reasons, evidence = self._own_reasons(loss)
+        if loss.counted is None:
+            return reasons, evidence
+        known = {item.metric for item in loss.counted.evidence}
+        others = [item for item in evidence if item.metric not in known]
+        return list(dict.fromkeys([*loss.counted.reasons, *reasons])), [*others, *loss.counted.evidence]
+
+    def _own_reasons(self, loss: Loss) -> tuple[list[Reason], list[Evidence]]:
         row = self._rows().get(loss.cause)
         from_trace = ([], []) if row is None else (list(row.reasons), list(row.evidence[1:]))
         if loss.recorded is HostLoss.DATA_WAIT and self.loader is not None:
@@ -403,7 +414,7 @@ class Judge:
 
     def _confidence(self, loss: Loss) -> float:
         if loss.basis == TELEMETRY:
-            most = BOUND_CONFIDENCE if loss.cause is Cause.UNEXPLAINED else 1.0
+            most = BOUND_CONFIDENCE if loss.recorded is None else 1.0
             return min(self._seen(loss.recorded), INFERRED_CONFIDENCE if loss.is_inferred else most)
         if loss.recorded is not None:
             return min(self._seen(loss.recorded), INFERRED_CONFIDENCE if not loss.least_ms else BOUND_CONFIDENCE)

@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from stepscope.analyzer.job_time.steps import HostLoss
-from stepscope.core.vocabulary import Cause, Reason
+from stepscope.core.vocabulary import Cause, Evidence, Reason
 
 TELEMETRY, TRACE, BOUND, REPLAY = "telemetry", "trace", "bound", "replay"
 
 _CATEGORIES = {HostLoss.COLLECTION: "garbage_collection", HostLoss.COMPILATION: "compilation"}
 """Parts of a cause that the records measure apart from the rest of it."""
+
+
+class CountedReasons(NamedTuple):
+    """Reasons of a loss by the counters of GPUs and hosts, and their evidence."""
+
+    reasons: list[Reason]
+    evidence: list[Evidence]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +36,7 @@ class Loss:
             else meanwhile, more where the GPU then works on during other losses; None: `ms`.
         own_ms: how long it holds up the rank that it holds up longest; None: `ms`.
         kept_ms: what stays of it after its fix: a copy from pinned memory, launches that allocate nothing.
+        counted: reasons by counters; None where none explain it.
     """
 
     cause: Cause
@@ -43,6 +52,7 @@ class Loss:
     alone_ms: float | None = None
     own_ms: float | None = None
     kept_ms: float = 0.0
+    counted: CountedReasons | None = None
 
     @property
     def gain_ms(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from stepscope.collectors.host.cgroups import read_cgroups
@@ -60,6 +60,33 @@ class HostCollector:
             )
             if status is not None:
                 read_affinity(files, into, pid, status, list(places))
+        return into.collection()
+
+
+class ProcessCollector:
+    """Collector of processes and their cgroups, whatever they use.
+
+    Args:
+        pids: process ids of the root's PID namespace, now.
+    """
+
+    def __init__(
+        self,
+        pids: Callable[[], Iterable[int]],
+        *,
+        root: Path = Path("/"),
+        wall_clock_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._pids, self._files, self._wall_clock_ns = pids, Files(root), wall_clock_ns
+        self._ticks_per_second = float(os.sysconf("SC_CLK_TCK"))
+
+    def collect(self) -> Collection:
+        """Read each process once; nothing is raised."""
+        into, pids = ReadingsBuilder(self._wall_clock_ns()), sorted(set(self._pids()))
+        cgroups = read_cgroups(self._files, into, pids)
+        for pid in pids:
+            cgroup = cgroups.get(pid, "")
+            read_process(self._files, into, pid, ticks_per_second=self._ticks_per_second, cgroup=cgroup)
         return into.collection()
 
 

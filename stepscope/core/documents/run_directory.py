@@ -45,6 +45,8 @@ LIVE_FOLDER = "live"
 MEMORY_FOLDER = "memory"
 NCCL_FOLDER = "nccl"
 CHECKPOINT_FOLDER = "checkpoints"
+CHECKPOINT_BYTES = "checkpoint_bytes"
+"""Figure of a step: bytes of the checkpoints that a rank wrote in it."""
 CHECKPOINT_INDEX = ".metadata"
 """The file that torch.distributed.checkpoint writes last into a checkpoint."""
 

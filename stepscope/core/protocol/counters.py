@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
-from stepscope.core.protocol.fields import Word
+from stepscope.core.protocol.fields import MAX_NUMBER, Word, whole_number_between
 
 COUNTERS = "counters"
 """In `wants` of a hello: the process takes this message."""
@@ -20,6 +20,7 @@ COUNTERS_SECONDS = 10.0
 """From one message to the next."""
 MAX_SAMPLES = 128
 """Of one GPU or host in a message."""
+MAX_OTHERS = 8
 
 
 def _read_samples(value: Any) -> tuple[float | None, ...]:
@@ -36,6 +37,20 @@ Samples = Annotated[tuple[float | None, ...], _read_samples]
 
 
 @dataclass(frozen=True, slots=True)
+class OtherProcess:
+    """Counters message: another process of the same user on the GPU.
+
+    Attributes:
+        pid: in the agent's namespace.
+        memory_bytes: None where the driver does not report it.
+    """
+
+    pid: Annotated[int, whole_number_between(1, MAX_NUMBER)]
+    uid: int
+    memory_bytes: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class GpuCounters:
     """Counters message: one GPU or MIG instance.
 
@@ -46,6 +61,8 @@ class GpuCounters:
         throttle_reasons: 1 and 0 by reason, one a time, of the reasons that held at any of them; None is unknown.
         age_ms: of the newest sample when the message was made; None without one.
         other_processes, other_memory_bytes: what other processes have on it; None is unknown.
+        others: those of the same user, at most MAX_OTHERS; of other users' nothing but the sums above.
+        process_memory_bytes: what the process itself has on it; None is unknown.
         missing: reason by metric.
     """
 
@@ -57,6 +74,8 @@ class GpuCounters:
     other_processes: int | None = None
     other_memory_bytes: float | None = None
     missing: dict[str, Word] = field(default_factory=dict)
+    others: tuple[OtherProcess, ...] = ()
+    process_memory_bytes: float | None = None
 
     def __post_init__(self) -> None:
         _check_lengths(self.times_ns, self.values | (self.throttle_reasons or {}))

@@ -22,6 +22,7 @@ _MEANINGS = {
     Cause.COPY: "No compute hides these copies",
     Cause.DEVICE_GAP: "Work was queued and the GPU had not started it",
     Cause.LATENCY_BOUND: "Kernels are too small to fill the GPU",
+    Cause.THROTTLED: "The clock is lower in the slow steps",
     Cause.PROFILER: "The profiler itself takes this time",
     Cause.UNEXPLAINED: "Neither the step records nor the profiled steps show why",
 }
@@ -43,6 +44,7 @@ _MEANINGS_OF_REASONS = {
     Reason.REPEATED: "A restart repeats steps that were done",
     Reason.GPU_SHARED: "Kernels pause and queued work does not start, as when another process has the GPU",
     Reason.CPU_LIMITED: "Threads are ready to run and have no CPU",
+    Reason.SLOW_STORAGE: "Threads wait for storage",
     Reason.NO_WORKERS: "The training process makes the batches itself",
 }
 """Instead of those above where this is the first reason."""
@@ -56,6 +58,21 @@ _CLAUSES = {
     "longer_at_the_end": "the last fifth of the steps takes {value} longer than the first",
     "slow_steps": "{value} are slow",
     "slow_step_every": "one every {value}",
+    "sm_clock_lower_by": "the SM clock is {value} lower",
+    "throttled_time": "{subject} throttles the GPU for {value} of the loss",
+    "gpu_shared_ratio": "another process is on the GPU for {value} of the loss",
+    "other_process_memory": "{subject} has {value} of its memory",
+    "other_processes": "{value} on the GPU",
+    "other_memory": "other processes have {value} of its memory",
+    "cgroup_throttled_ratio": "the cgroup's CPU limit stops its threads for {value} of the loss",
+    "cgroup_cpu_limit": "the limit is {value}",
+    "cpu_pressure_ratio": "threads of the cgroup wait for a CPU for {value} of the loss",
+    "machine_cpu_pressure_ratio": "threads on the machine wait for a CPU for {value} of the loss",
+    "io_pressure_ratio": "threads wait for storage for {value} of the loss",
+    "io_wait_ratio": "CPUs wait for storage for {value} of the loss",
+    "ethernet_rate": "{value} go over Ethernet",
+    "infiniband_rate": "{value} over InfiniBand",
+    "nic_errors_per_second": "network ports count {value} errors per second",
     "usable_cpus": "usable CPUs per rank = {value}",
     "share_caused_by_these_ranks": "{ranks} caused {value} of it",
     "share_of_late_host_time": "{value} of the delay is {subject}",
@@ -94,6 +111,7 @@ _CLAUSES = {
 """Clause of each metric; other metrics are named with their value."""
 
 _FURTHER_CLAUSES = {
+    "other_process_memory": "{subject} {value}",
     "share_of_late_host_time": "{value} {subject}",
     "share_of_late_host_time_in_phase": "{value} in {subject}",
     "share_of_late_host_time_in_function": "{value} in {subject}",
@@ -183,7 +201,14 @@ def _clause(evidence: Evidence, *, is_first: bool) -> str:
 _WITH_THRESHOLD = frozenset({"bus_bandwidth", "hidden_transfer", "small_message_share"})
 """Metrics whose value means little without the threshold."""
 
-_ONE = {"calls": "call", "batches": "batch", "times": "time", "steps": "step", "blocks": "block"}
+_ONE = {
+    "other processes": "other process",
+    "calls": "call",
+    "batches": "batch",
+    "times": "time",
+    "steps": "step",
+    "blocks": "block",
+}
 """Singular of units that count things."""
 _SMALLEST = 0.001
 """Smaller values than this are shown as '<0.001'."""

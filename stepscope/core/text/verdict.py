@@ -54,6 +54,7 @@ class VerdictText(NamedTuple):
         evidence: in one or two sentences.
         remedies: name and text of each: Fix, Then, Record, Next.
         headroom: what a known change would save.
+        counters: that there are none, and what they would add; empty where there are.
     """
 
     label: str
@@ -63,6 +64,7 @@ class VerdictText(NamedTuple):
     remedies: list[tuple[str, str]]
     headroom: list[str]
     confidence: str
+    counters: str = ""
 
     @property
     def head(self) -> str:
@@ -78,7 +80,8 @@ class VerdictText(NamedTuple):
         lines += [f"  {self.evidence}"] if self.evidence else []
         lines += [f"  {name:<{_NAME_WIDTH}}{text}" for name, text in self.remedies]
         lines += [f"{'' if at else 'HEADROOM':<{_NAME_WIDTH}}{text}" for at, text in enumerate(self.headroom)]
-        return [*lines, f"Confidence {self.confidence}"]
+        lines.append(f"Confidence {self.confidence}")
+        return [*lines, f"{'Counters':<{_NAME_WIDTH}}{self.counters}"] if self.counters else lines
 
 
 _NAME_WIDTH = 10
@@ -86,6 +89,12 @@ _NAME_WIDTH = 10
 
 def verdict_text(analysis: Analysis) -> VerdictText:
     """The verdict of an analysis as text."""
+    layers = () if analysis.job_time is None else analysis.job_time.layers
+    absent = next((layer.note for layer in layers if layer.layer == "counters" and not layer.used), "")
+    return _verdict_text(analysis)._replace(counters=absent)
+
+
+def _verdict_text(analysis: Analysis) -> VerdictText:
     verdict, confidence = analysis.verdict, _confidence(analysis)
     headroom = [_headroom(analysis, headroom, place) for place, headroom in enumerate(verdict.headroom)]
     if verdict.cause is Cause.INSUFFICIENT_EVIDENCE:
@@ -346,7 +355,8 @@ def _doubts(analysis: Analysis) -> list[str]:
         doubts.append("inferred: no record names the cause")
     if time is not None and time.num_settled is not None and time.num_settled < FEW_STEPS:
         doubts.append("few steps")
-    if not is_on_cpu(analysis.job) and not any(layer.layer == "counters" for layer in (time.layers if time else ())):
+    layers = time.layers if time else ()
+    if not is_on_cpu(analysis.job) and not any(layer.layer == "counters" and layer.used for layer in layers):
         doubts.append("no GPU counters")
     if any(notice.code == "oversubscribed" for notice in analysis.warnings):
         doubts.append("more ranks than CPU cores")

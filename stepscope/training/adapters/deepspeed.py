@@ -26,8 +26,8 @@ def attach(engine: Any, **options: Any) -> Iterator[Profile]:
     """
     labels = {"zero_stage": str(engine.zero_optimization_stage())} | dict(options.pop("labels", None) or {})
     mesh = options.pop("mesh", None) or getattr(engine, "grid", None) or engine.mpu or {"dp": engine.dp_world_size}
-    begun = {"first_step": engine.global_steps} | options
-    with profile(mesh=mesh, labels=labels, **begun) as prof:
+    options.setdefault("first_step", getattr(engine, "global_steps", None))
+    with profile(mesh=mesh, labels=labels, **options) as prof:
         patches = [Patch(engine, "save_checkpoint", partial(_in_phase, prof))]
         if hasattr(engine, "train_batch"):
             patches.append(Patch(engine, "train_batch", partial(_ending_a_step, prof, lambda: True)))

@@ -188,7 +188,7 @@ def make_observers(
     """
     return _make_all(
         {
-            "checkpoints": lambda: ObservedCheckpoints(phase, lambda: open_phases(open_spans())),
+            "checkpoints": lambda: ObservedCheckpoints(phase, lambda: open_phases(open_spans()), log.running_step),
             "evaluations": lambda: ObservedEvaluations(clock.now, observed, log.running_step, log.ask_at_end, is_timed),
             "settings inside of steps": lambda: ObservedBackward(observed, is_warm_up),
         }

@@ -18,10 +18,11 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from stepscope.core.documents.run_directory import CHECKPOINT_BYTES
 from stepscope.core.loader_waits import (
     Instant,
     Interval,
@@ -33,6 +34,7 @@ from stepscope.core.loader_waits import (
 )
 from stepscope.core.process import Patch
 from stepscope.training.settings.observed import ObservedSettings
+from stepscope.training.steps.step_log import StepNotes
 from stepscope.training.steps.telemetry import StepRecord
 
 logger = logging.getLogger(__name__)
@@ -61,12 +63,17 @@ class ObservedCheckpoints:
     Args:
         phase: opens a phase; None once nobody measures.
         open_phases: names of the phases that are open.
+        running_step: number of the open step.
     """
 
     def __init__(
-        self, phase: Callable[[str], AbstractContextManager[None] | None], open_phases: Callable[[], list[str]]
+        self,
+        phase: Callable[[str], AbstractContextManager[None] | None],
+        open_phases: Callable[[], list[str]],
+        running_step: Callable[[], int] = lambda: 0,
     ) -> None:
         self._phase = phase
+        self._sizes: StepNotes[int | None] = StepNotes(running_step)
         self._open_phases = open_phases
         self._thread, self._pid = threading.get_ident(), os.getpid()
         self._is_saving = False
@@ -77,6 +84,13 @@ class ObservedCheckpoints:
     def look(self) -> None:
         if not sys.modules.keys().isdisjoint(self._not_seen):
             self._look_for_modules()
+
+    def steps_ended(self, records: Sequence[StepRecord]) -> None:
+        """Adds the bytes that were written, where all files of a step are known."""
+        for record, sizes in self._sizes.of(records):
+            known = [size for size in sizes if size is not None]
+            if len(known) == len(sizes):
+                record.figures = {CHECKPOINT_BYTES: sum(known)} | record.figures
 
     def close(self) -> None:
         self._is_saving = True  # nothing begins any more
@@ -106,26 +120,43 @@ class ObservedCheckpoints:
 
         def saving(*args: Any, **kwargs: Any) -> Any:
             watch = reference()
-            phase = None if watch is None else watch._begin()
-            if watch is None or phase is None:
+            if watch is None or not watch._is_of_interest():
                 return save(*args, **kwargs)
+            phase = watch._begin()
+            watch._is_saving = True
             try:
-                with phase:
-                    return save(*args, **kwargs)
+                with phase or nullcontext():
+                    result = save(*args, **kwargs)
             finally:
                 watch._is_saving = False
+            watch._sizes.add(_saved_bytes(save, args, kwargs))
+            return result
 
         return saving
 
     def _begin(self) -> AbstractContextManager[None] | None:
-        """The phase around a call; None inside of another, and where nobody is to know of it."""
-        if self._is_saving or threading.get_ident() != self._thread or os.getpid() != self._pid:
-            return None
+        """The phase around a call; None where the training code has opened one, and where nobody is to know of it."""
         if any(CHECKPOINT in name.lower() for name in self._open_phases()):
             return None
-        phase = self._phase(CHECKPOINT)
-        self._is_saving = phase is not None
-        return phase
+        return self._phase(CHECKPOINT)
+
+    def _is_of_interest(self) -> bool:
+        """Whether a call is the training thread's, and not inside of another."""
+        return not self._is_saving and threading.get_ident() == self._thread and os.getpid() == self._pid
+
+
+_FILE_ARGUMENTS = ("f", "filename")
+
+
+def _saved_bytes(save: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
+    """Size of the file that a call has written; None where it is not one file with a name."""
+    if str(getattr(save, "__module__", "")).startswith("torch.distributed"):
+        return None
+    file = args[1] if len(args) > 1 else next((kwargs[name] for name in _FILE_ARGUMENTS if name in kwargs), None)
+    try:
+        return os.path.getsize(file) if isinstance(file, (str, os.PathLike)) else None
+    except OSError:
+        return None
 
 
 @dataclass(slots=True)

@@ -65,6 +65,7 @@ def verdict_card(analysis: Analysis) -> html.Element:
         evidence,
         html.tag("div", _remedies(text), _evidence(verdict, analysis.job.world_size), class_="ss-columns"),
         html.tag("p", f"Confidence {text.confidence}", class_="ss-note ss-confidence"),
+        html.tag("p", f"Counters: {text.counters}", class_="ss-note") if text.counters else "",
         id="verdict",
         class_=f"ss-panel ss-verdict ss-edge-{category_of_cause(verdict.cause).value}",
         aria_labelledby="verdict-title",

@@ -16,7 +16,7 @@ from stepscope.agent.training_link.connection import TrainingConnection, Trainin
 from stepscope.agent.training_link.counter_feed import CounterFeed
 from stepscope.agent.training_link.server import TrainingServer
 from stepscope.agent.training_link.training_source import TrainingSource
-from stepscope.core.metrics.readings import GPU, Collection, Reading, labels_of
+from stepscope.core.metrics.readings import GPU, PROCESS, Collection, Reading, labels_of
 from stepscope.core.protocol.captures import CaptureRequest
 from stepscope.core.protocol.counters import COUNTERS, Counters
 from stepscope.core.protocol.messages import Cancel, Message, ProtocolError, Welcome, encode_message
@@ -170,3 +170,20 @@ def test_the_client_of_training_takes_counters_and_what_comes_behind_them(place:
     wait_until(lambda: CaptureRequest("c", 3) in training.heard)
     assert not any(isinstance(one, ProtocolError) for one in training.heard)
     connection.close()
+
+
+def test_a_process_on_no_gpu_gets_what_is_its_own(server: TrainingServer, connect: Connect) -> None:
+    process = connect()
+    process.say(hello(wants=(COUNTERS,)))
+    process.hear()
+    with CounterFeed(server, list, interval=0.05, seconds=0.3):
+        message = process.hear()
+        assert isinstance(message, Counters)
+        assert message.host is not None
+        assert message.host.values["process_cpu_seconds_total"][-1]
+    known = Reading(PROCESS + "info", 1.0, labels_of(pid=os.getpid(), command="python", cgroup="/"), time.time_ns())
+    states = [SourceState("host", Collection((known,)), time.time_ns())]
+    with CounterFeed(server, lambda: states, interval=0.05, seconds=0.3):  # another source reads it
+        message = process.hear()
+        assert isinstance(message, Counters)
+        assert message.host is None or "process_cpu_seconds_total" not in message.host.values

@@ -23,7 +23,7 @@ from stepscope.core.metrics.readings import (
     labels_of,
     with_labels,
 )
-from stepscope.core.protocol.counters import MAX_SAMPLES, Counters, GpuCounters
+from stepscope.core.protocol.counters import MAX_OTHERS, MAX_SAMPLES, Counters, GpuCounters, OtherProcess
 from stepscope.core.protocol.messages import MAX_LINE_BYTES, ProtocolError, decode_message, encode_message
 
 _SECOND = 1_000_000_000
@@ -94,9 +94,25 @@ def test_a_process_gets_the_samples_of_its_own_gpu_once() -> None:
     assert gpu.values["power_limit_watts"] == (*[None] * 9, 700.0)  # read once in that time
     assert gpu.throttle_reasons == {"power_cap": tuple(float(at % 2) for at in range(11, 21))}
     assert gpu.missing == {"memory_temperature_celsius": "not_supported"}
-    assert (gpu.other_processes, gpu.other_memory_bytes) == (2, 3e9)  # and nothing else about them
+    assert (gpu.other_processes, gpu.other_memory_bytes) == (2, 3e9)
+    assert (gpu.others, gpu.process_memory_bytes) == ((), 5e9)  # nothing else about the others
     assert message.host is None
     assert message.missing == {"host": "not_yet"}
+
+
+def test_other_processes_of_the_same_user_are_named_and_nobody_elses() -> None:
+    history = CounterHistory()
+    held: dict[int, float | None] = {7: 5e9, 8: 1e9, 9: 2e9, 10: None} | dict.fromkeys(range(20, 40), 1.0)
+    history.observe([_gpus(1, holders={0: held})], _BEGIN + 2 * _SECOND)
+    users = {7: 1000, 8: 1000, 9: 1001, 10: 1000} | dict.fromkeys(range(20, 40), 1000)
+    (gpu,) = history.message(7, None, _BEGIN + 2 * _SECOND, uid=1000, uid_of=users.get).gpus
+    assert gpu.others[0] == OtherProcess(8, 1000, 1e9)
+    assert 9 not in [other.pid for other in gpu.others]
+    assert (len(gpu.others), gpu.other_processes) == (MAX_OTHERS, 23)
+    (of_nobody,) = history.message(7, None, _BEGIN + 2 * _SECOND, uid=None, uid_of=lambda _: None).gpus
+    assert of_nobody.others == ()
+    message = Counters(1, gpus=(gpu,))
+    assert decode_message(encode_message(message)) == message
 
 
 def test_what_is_not_known_is_none_with_its_reason() -> None:
@@ -116,8 +132,13 @@ def test_of_the_host_a_process_gets_the_machine_itself_and_its_cgroup() -> None:
     history = CounterHistory()
     for at in (5, 10):
         history.observe([_host(at)], _BEGIN + at * _SECOND)
-    ports = Reading(HOST + "infiniband_transmit_bytes_total", 9.0, labels_of(device="mlx5_0", port=1), _BEGIN + 1)
-    history.observe([_host(10), SourceState("infiniband", Collection((ports,)), _BEGIN + 1)], _BEGIN + 10 * _SECOND)
+    port = labels_of(device="mlx5_0", port=1)
+    ports = (
+        Reading(HOST + "infiniband_transmit_bytes_total", 9.0, port, _BEGIN + 1),
+        Reading(HOST + "infiniband_errors_total", 2.0, with_labels(port, kind="symbol"), _BEGIN + 1),
+        Reading(HOST + "infiniband_errors_total", 3.0, with_labels(port, kind="local_link"), _BEGIN + 1),
+    )
+    history.observe([_host(10), SourceState("infiniband", Collection(ports), _BEGIN + 1)], _BEGIN + 10 * _SECOND)
     host = history.message(7, _BEGIN + 4 * _SECOND, _BEGIN + 12 * _SECOND).host
     assert host is not None
     assert host.times_ns == (_BEGIN + 5 * _SECOND, _BEGIN + 10 * _SECOND)
@@ -127,6 +148,7 @@ def test_of_the_host_a_process_gets_the_machine_itself_and_its_cgroup() -> None:
         "pressure_io_some_seconds_total": (1.0, 1.0),
         "network_receive_bytes_total": (3e9, 3e9),
         "infiniband_transmit_bytes_total": (None, 9.0),
+        "infiniband_errors_total": (None, 5.0),
         "cgroup_cpu_throttled_seconds_total": (4.5, 4.5),
         "cgroup_pressure_cpu_some_seconds_total": (2.0, 2.0),
         "process_run_queue_seconds_total": (7.0, 7.0),

@@ -155,6 +155,8 @@ def _metrics(path: Path) -> Iterator[str]:
 _ANALYZER = Path(wording.__file__).parents[2] / "analyzer"
 _SPELT_OUT = {
     "share_of_{of_what}: {reason}": ("share_of_late_host_time: dispatch", "share_of_blocked_time: reads_value"),
+    "throttled_time: {reason}": ("throttled_time: heat",),
+    "other_process_memory: {who}": ("other_process_memory: process 7 of user 1000",),
     "blocking_calls_a_step: {reason}": ("blocking_calls_a_step: reads_value",),
     "{flag.name.lower()}_share": tuple(f"{flag.name.lower()}_share" for flags in _OF_CAUSE.values() for flag in flags),
 }

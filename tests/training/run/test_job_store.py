@@ -40,3 +40,14 @@ def test_a_store_of_a_torch_that_cannot_clone_is_used_itself(tmp_path: Path) -> 
 
     old = Old()
     assert own_store_connection(old, timedelta(seconds=1)) is old
+
+
+@pytest.mark.usefixtures("one_rank_group")
+def test_what_ranks_wrote_before_a_restart_is_not_read_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun's store outlives its ranks."""
+    job_store().set("stepscope/test", "of the first start")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert not job_store().check(["stepscope/test"])
+    job_store().set("stepscope/test", "of the second")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    assert job_store().get("stepscope/test") == b"of the first start"

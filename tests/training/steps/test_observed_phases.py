@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import threading
 import time
@@ -66,6 +67,21 @@ def test_every_way_to_save_is_a_checkpoint(checkpoints: _Checkpoints, tmp_path: 
     imported_by_name({"weight": torch.ones(2)}, checkpoint_id=tmp_path / "d", no_dist=True)
     assert (tmp_path / "d" / ".metadata").exists()
     assert not checkpoints.open
+
+
+def test_bytes_of_checkpoints_are_known_where_all_are_files_by_name(checkpoints: _Checkpoints, tmp_path: Path) -> None:
+    torch.save({"weight": torch.ones(1000)}, tmp_path / "a")
+    with checkpoints._entered("my_checkpoint"):  # the training code's own phase
+        torch.save({}, f=str(tmp_path / "b"))
+    record = StepRecord(0, 0)
+    checkpoints.watch.steps_ended([record])
+    assert record.figures == {"checkpoint_bytes": sum((tmp_path / name).stat().st_size for name in "ab")}
+    assert checkpoints.opened == ["checkpoint"]
+    torch.save({}, tmp_path / "c")
+    torch.save({}, io.BytesIO())
+    unknown = StepRecord(1, 0, figures={"loss": 1.0})
+    checkpoints.watch.steps_ended([unknown])
+    assert unknown.figures == {"loss": 1.0}
 
 
 def test_safetensors_is_seen_also_under_a_name_of_another_module(
