@@ -101,8 +101,8 @@ class ComputeComparison:
         if not {late, *peers} <= self._work.keys():
             return False
         more = flops_above_peers(self._work[late], [self._work[rank] for rank in peers])
-        longer = self._mean(late) / float(np.median([self._mean(rank) for rank in peers]))
-        return more is not None and more - 1.0 >= MOSTLY_MORE_WORK * (longer - 1.0)
+        usual_ns = float(np.median([self._mean(rank) for rank in peers]))
+        return more is not None and (more - 1.0) * usual_ns >= MOSTLY_MORE_WORK * (self._mean(late) - usual_ns)
 
     def _changing(self, late: int, peers: list[int]) -> Cause:
         """Cause where the rank is no slower on average: imbalance if it is in some steps, as with uneven batches."""

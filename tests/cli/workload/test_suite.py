@@ -96,6 +96,7 @@ def test_a_bar_is_drawn_on_a_terminal_and_lines_are_told_above_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")  # none is drawn on a dumb one
     with run_progress("suite") as (tell, draw):
         draw(1, 3, "one-healthy")
         tell("  1/3  one-healthy: [fine]")

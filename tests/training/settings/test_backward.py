@@ -72,7 +72,7 @@ def test_a_look_at_a_large_graph_ends_in_time() -> None:
         value = value * 1.0
     began = time.perf_counter()
     summary = summarize_graph(value, 1_000_000)
-    assert time.perf_counter() - began < 0.05
+    assert time.perf_counter() - began < 0.25  # all of it would take a second
     assert not summary.is_whole
 
 

@@ -92,7 +92,7 @@ def test_user_and_password_stand_before_the_host_and_are_not_shown() -> None:
     seen = []
 
     def answer(request: Request) -> Reply:
-        seen.append(request.headers["Authorization"])
+        seen.append(request.headers.get("Authorization"))
         return json_reply(HTTPStatus.OK, {})
 
     with AgentServer(ListenAddress("127.0.0.1", 0), [Route("GET", "/x", answer)], Access()) as server:
