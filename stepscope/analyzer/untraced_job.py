@@ -36,7 +36,7 @@ def analyse_untraced_job(
         num_steps=0,
         step_ms=None,
         unprofiled_step_ms=context.unprofiled_step_ms,
-        device_kind="gpu" if uses_gpu(facts.records) else "cpu",
+        device_kind=_device_kind(facts),
         simulated_compute=context.simulated_compute,
     )
     notices = [*context.notices, Notice("no_trace", WITHOUT_TRACE)]
@@ -66,3 +66,10 @@ def analyse_untraced_job(
     )
     advice = Advice(context.settings, on_cpu=job.device_kind == "cpu", affinity=context.cpu_affinity)
     return with_slow_settings(with_recorded_time(analysis, facts, advice), context.slow_settings)
+
+
+def _device_kind(facts: RunFacts) -> str | None:
+    """Device of the job by its records; None without any."""
+    if not any(rank.steps for rank in facts.records):
+        return None
+    return "gpu" if uses_gpu(facts.records) else "cpu"

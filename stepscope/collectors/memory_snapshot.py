@@ -305,6 +305,7 @@ def read_out_of_memory_note(snapshot: Path) -> memory.OutOfMemoryNote | None:
                 for category in _NOTE_CATEGORIES
                 for address in ((note.get("categories") or {}).get(category) or {}).get("addresses") or ()
             },
+            _int_or_none(note.get("time_ns")),
         )
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return None

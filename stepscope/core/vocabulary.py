@@ -142,9 +142,13 @@ class Reason(StrEnum):
     From half of the communication time on, confidence is at most 0.5 and no gain is predicted."""
     WRONG_TRANSPORT = "wrong_transport"
     """`communication`: bus bandwidth of large messages is under a third of the fast link's and no more than PCIe's; or
-    by the agent's counters hosts with InfiniBand send over Ethernet."""
+    by the agent's counters hosts with InfiniBand send over Ethernet; or by the run's NCCL log a transport is slower
+    than the expected one."""
     SLOW_LINK = "slow_link"
-    """`communication`: bus bandwidth is under a third of the link's, but more than a slower transport would give."""
+    """`communication`: bus bandwidth is under a third of the link's, but more than a slower transport would give; or by
+    the run's NCCL log or topology NVLinks are fewer or slower than those of an equal pair."""
+    SHARED_NIC = "shared_nic"
+    """`communication`: by the run's NCCL log or topology more GPUs than network cards behind one switch."""
     SMALL_MESSAGES = "small_messages"
     """`communication`: half of the exposed transfer time is in messages that latency limits, not bandwidth."""
     NO_OVERLAP = "no_overlap"
@@ -172,6 +176,12 @@ class Reason(StrEnum):
     """`out_of_memory`: allocated memory grows by about the same amount in each step."""
     FRAGMENTATION = "fragmentation"
     """`out_of_memory`: the request is smaller than the memory that is reserved and not allocated."""
+    CAPACITY = "capacity"
+    """`out_of_memory`: more is needed at once than the GPU has."""
+    PRIVATE_POOLS = "private_pools"
+    """`out_of_memory`: enough is free, but in private pools (CUDA graphs), of which other tensors get nothing."""
+    OTHER_PROCESS = "other_process"
+    """`out_of_memory`: more than 15% of the GPU's memory is neither torch's nor free."""
     HOST = "host"
     """`hang`: the rank has called less than its peers and has nothing open: Python, data, a lock."""
     DEVICE = "device"

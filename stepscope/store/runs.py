@@ -327,10 +327,12 @@ def capture_folders(run: Path) -> list[Path]:
 
 
 def has_current_analysis(run: Path) -> bool:
-    """Whether a stored run has an analysis that is at least as new as its captures, or as its steps without any."""
+    """Whether a stored run has an analysis at least as new as its captures (its steps without any) and dumps."""
     saved = run / layout.ANALYSIS_FILE
     if not saved.is_file():
         return False
     saved_ns = saved.stat().st_mtime_ns
     inputs = capture_folders(run) or list((run / layout.STEPS_FOLDER).glob("rank*.jsonl"))
+    dumps = (layout.FLIGHT_FOLDER, layout.MEMORY_FOLDER, layout.NCCL_FOLDER)
+    inputs += [file for folder in dumps for file in (run / folder).glob("*") if file.is_file()]
     return all(path.stat().st_mtime_ns <= saved_ns for path in inputs)

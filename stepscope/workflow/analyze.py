@@ -1,6 +1,6 @@
 """Analysis of one job: reads its traces, finds the verdict, saves both in the run directory.
 
-Without a trace the records of the job's steps are analysed.
+Without a trace the records of the job's steps are analysed, and dumps that show how it ended.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from stepscope.analyzer.dumps.joined import RunDumps, with_dumps
+from stepscope.analyzer.dumps.records import JobRecords
 from stepscope.analyzer.job import analyse_job, capture_of
 from stepscope.analyzer.job_time.calibrated_steps import CalibratedSteps
 from stepscope.analyzer.job_time.captured_steps import CapturedSteps
@@ -22,10 +24,11 @@ from stepscope.core.documents.analysis import Analysis, CaptureAnalyses, Capture
 from stepscope.core.documents.run_counters import RankCounters
 from stepscope.core.documents.run_directory import RankSteps, RankTimeline
 from stepscope.core.errors import DataError, none_usable
-from stepscope.core.vocabulary import Notice
+from stepscope.core.vocabulary import Cause, Notice
 from stepscope.store.counter_records import read_counters
-from stepscope.store.runs import load_manifest, save_analysis, save_timelines
+from stepscope.store.runs import find_manifest, save_analysis, save_timelines
 from stepscope.store.step_records import ranks_without_steps, read_attempts_steps
+from stepscope.workflow.dumps import read_dumps
 from stepscope.workflow.fan_out.engine import HERE, FanOut, Progress, map_of_engine, task_paths
 from stepscope.workflow.inputs.trace_files import NoCaptureError, find_trace_files
 from stepscope.workflow.job_input import JobInput, read_job, read_untraced_job
@@ -105,7 +108,18 @@ def _analyse(
         run=None if records is None else _run_facts(job, records, other_captures),
         notices=(*job.context.notices, *([] if records is None else records.notices)),
     )
-    return analyse_job(job.views, context)
+    analysis, final_views = analyse_job(job.views, context)
+    return analysis if records is None else _with_dumps(analysis, job, records), final_views
+
+
+def _with_dumps(analysis: Analysis, job: JobInput, records: _StepRecords) -> Analysis:
+    """The analysis joined with the dumps of its run."""
+    manifest = job.manifest
+    hosts = {} if manifest is None else {0: manifest.host}
+    hosts |= {view.rank: view.header.host_name for view in job.views if view.header.host_name}
+    attempts = [] if manifest is None else manifest.attempts
+    steps = {rank.rank: [step for step in rank.steps if step.attempt >= len(attempts)] for rank in records.ranks}
+    return with_dumps(analysis, records.dumps, JobRecords(analysis.job.world_size, attempts, steps, hosts))
 
 
 def _kept(result: AnalysisResult, run_directory: Path) -> AnalysisResult:
@@ -120,19 +134,22 @@ def _kept(result: AnalysisResult, run_directory: Path) -> AnalysisResult:
 
 
 def _analyse_untraced(error: NoCaptureError) -> Analysis:
-    """Analyse a run without traces by its step records.
+    """Analyse a run without traces by its step records and dumps.
 
     Raises:
-        NoCaptureError: it has no steps either.
+        NoCaptureError: it has no steps either, and its dumps do not show how it ended.
     """
     job, records = read_untraced_job(error.run), _read_records(error.run)
     facts = _run_facts(job, records, [])
-    if facts is None:
-        raise error
     context = replace(job.context, notices=(*records.notices, *job.context.notices))
-    world_size = max(0 if job.manifest is None else job.manifest.world_size, records.ranks[-1].rank + 1)
-    missing = ranks_without_steps(error.run, world_size)
-    return analyse_untraced_job(facts, context, world_size=world_size, missing_ranks=missing)
+    most_ranks = records.ranks[-1].rank + 1 if records.ranks else 0
+    world_size = max(0 if job.manifest is None else job.manifest.world_size, most_ranks)
+    missing = ranks_without_steps(error.run, world_size) if records.ranks else range(world_size)
+    analysis = analyse_untraced_job(facts or RunFacts([]), context, world_size=world_size, missing_ranks=missing)
+    analysis = _with_dumps(analysis, job, records)
+    if facts is None and analysis.verdict.cause is Cause.INSUFFICIENT_EVIDENCE:
+        raise error
+    return analysis
 
 
 def analyze_captures(
@@ -183,21 +200,18 @@ class _StepRecords(NamedTuple):
     light: CalibratedSteps | None
     notices: list[Notice]
     counters: list[RankCounters]
+    dumps: RunDumps
 
 
 def _read_records(run_directory: Path) -> _StepRecords:
     ranks, notices = read_attempts_steps(run_directory)
     counters, unread = read_counters(run_directory)
-    is_whole = [rank.rank for rank in ranks] == list(range(_world_size(run_directory, ranks)))
+    manifest = find_manifest(run_directory)
+    world_size = len(ranks) if manifest is None else manifest.world_size
+    is_whole = [rank.rank for rank in ranks] == list(range(world_size))
     light = light_steps(run_directory, ranks) if is_whole else None
-    return _StepRecords(ranks, light, [*notices, *unread], counters)
-
-
-def _world_size(run_directory: Path, ranks: Sequence[RankSteps]) -> int:
-    """Ranks of a run: as its manifest says, where it has one."""
-    with suppress(DataError):
-        return load_manifest(run_directory).world_size
-    return len(ranks)
+    dumps = read_dumps(run_directory, world_size, [] if manifest is None else manifest.attempts)
+    return _StepRecords(ranks, light, [*notices, *unread], counters, dumps)
 
 
 def _run_facts(job: JobInput, records: _StepRecords, other_captures: Sequence[CapturedSteps]) -> RunFacts | None:

@@ -15,7 +15,7 @@ from stepscope.core.text.numbers import listed
 from stepscope.core.vocabulary import Notice
 from stepscope.workflow.inputs.paths import part_of_run, refuse_many_runs
 
-_SNAPSHOT_SUFFIXES = (".pickle", ".pkl", ".pickle.gz", ".pkl.gz")
+SNAPSHOT_SUFFIXES = (".pickle", ".pkl", ".pickle.gz", ".pkl.gz")
 _MAX_NAMED_SNAPSHOTS = 8
 
 
@@ -65,7 +65,7 @@ def _snapshots_of(paths: Sequence[str]) -> list[Path]:
     for path in paths:
         place = part_of_run(path, MEMORY_FOLDER)
         if place.is_dir():
-            found = [file for file in place.rglob("*") if file.is_file() and file.name.endswith(_SNAPSHOT_SUFFIXES)]
+            found = [file for file in place.rglob("*") if file.is_file() and file.name.endswith(SNAPSHOT_SUFFIXES)]
             files += sorted(found, key=lambda file: ("oom" not in file.name, file))
         else:
             files.append(place)

@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from stepscope.analyzer.dumps.transports import JobTransports
 from stepscope.analyzer.nccl import explain_nccl
+from stepscope.analyzer.nccl.transports import transports_of_job
 from stepscope.collectors.nccl.log import LogReader, read_log
 from stepscope.collectors.nccl.quiet_text import MAX_LINE, lines_with_marks, numbered_lines
 from stepscope.collectors.nccl.rank_status import read_xpu_timer
@@ -53,6 +55,30 @@ def read_nccl(paths: Sequence[str]) -> NcclReport:
     Raises:
         DataError: a path does not exist, or contains nothing of NCCL's.
     """
+    return _report(_parsed(paths))
+
+
+def read_job_log(paths: Sequence[str], world_size: int) -> JobTransports:
+    """The NCCL report on files of one job, and its transports by the ranks of a job of this size.
+
+    Raises:
+        DataError: a path does not exist, or contains nothing of NCCL's.
+    """
+    parsed = _parsed(paths)
+    return JobTransports(_report(parsed), *transports_of_job(parsed.events, world_size))
+
+
+def _report(parsed: _Parsed) -> NcclReport:
+    report = explain_nccl(parsed.events, parsed.calls, parsed.statuses, parsed.pages)
+    return replace(report, warnings=[*report.warnings, *parsed.notices])
+
+
+def _parsed(paths: Sequence[str]) -> _Parsed:
+    """What NCCL wrote in files, folders and run directories.
+
+    Raises:
+        DataError: a path does not exist, or contains nothing of NCCL's.
+    """
     parsed = _Parsed()
     for place in [part_of_run(path, NCCL_FOLDER) for path in paths]:
         files = sorted(file for file in place.iterdir() if file.is_file()) if place.is_dir() else [place]
@@ -66,8 +92,7 @@ def read_nccl(paths: Sequence[str]) -> NcclReport:
             where=", ".join(paths),
             what_next="run the job with NCCL_DEBUG=INFO and give its log",
         )
-    report = explain_nccl(parsed.events, parsed.calls, parsed.statuses, parsed.pages)
-    return replace(report, warnings=[*report.warnings, *parsed.notices])
+    return parsed
 
 
 def _read(file: Path, parsed: _Parsed) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
-from stepscope.analyzer.nccl.communicators import CommunicatorIndex
+from stepscope.analyzer.nccl.communicators import CommunicatorIndex, index_communicators
 from stepscope.analyzer.nccl.networks import ANY_DISTANCE, OF_ENVIRONMENT, Environment
 from stepscope.core.documents.nccl import NcclFinding, Transport
 from stepscope.core.documents.nccl_facts import NO_DEVICE, LogEvent, RingPath, Rings
@@ -38,6 +38,19 @@ def transports_of(events: Sequence[LogEvent], index: CommunicatorIndex) -> list[
         if known is None or known.channels < one.channels:
             merged[source, target, via, detail] = one
     return [merged[key] for key in sorted(merged)]
+
+
+def transports_of_job(events: Sequence[LogEvent], world_size: int) -> tuple[list[Transport], dict[int, str]]:
+    """Transports and hosts by the ranks of a job of this size: other communicators number their members anew."""
+    index = index_communicators(events)
+    of_world = {one.id for one in index.communicators if one.num_ranks == world_size}
+    hosts = {rank: host for (name, rank), host in index.hosts.items() if name in of_world}
+    kept = [
+        event
+        for number, event in enumerate(events)
+        if not isinstance(event, RingPath) or (number in index.at and index.at[number][0] in of_world)
+    ]
+    return transports_of(kept, index_communicators(kept)), hosts
 
 
 class _Environments:

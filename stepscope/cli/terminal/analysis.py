@@ -12,7 +12,7 @@ from stepscope.core.text.evidence import unknown_kernels_words
 from stepscope.core.text.job_time import breakdown, goodput_line, headline, time_name
 from stepscope.core.text.numbers import counted, listed, short_kernel_name
 from stepscope.core.text.trace_quality import quality_lines
-from stepscope.core.text.verdict import BOTTLENECK, NO_BOTTLENECK, UNKNOWN, verdict_text
+from stepscope.core.text.verdict import BOTTLENECK, ENDED, NO_BOTTLENECK, UNKNOWN, verdict_text
 from stepscope.core.vocabulary import TimeCategory
 
 MAX_RANKS = 16
@@ -25,7 +25,8 @@ def print_analysis(analysis: Analysis) -> None:
     console.print()
     print_verdict(console, analysis)
     console.print()
-    console.print(_breakdown_table(analysis))
+    if breakdown(analysis):
+        console.print(_breakdown_table(analysis))
     if (goodput := goodput_line(analysis)) is not None:
         print_hanging(console, goodput)
         console.print()
@@ -59,7 +60,9 @@ def print_verdict_head(console: Console, analysis: Analysis) -> None:
     console.print()
 
 
-_LABEL_STYLES = {BOTTLENECK: "bold yellow", NO_BOTTLENECK: "bold green", UNKNOWN: "bold yellow"}
+_LABEL_STYLES = {BOTTLENECK: "bold yellow", NO_BOTTLENECK: "bold green", UNKNOWN: "bold yellow"} | dict.fromkeys(
+    ENDED.values(), "bold red"
+)
 
 
 def _breakdown_table(analysis: Analysis) -> Table:

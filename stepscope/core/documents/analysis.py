@@ -220,7 +220,8 @@ class Verdict:
     """Analysis document: the main cause in one line, with evidence and advice.
 
     Attributes:
-        bottleneck: whether a loss reaches a tenth of training time; None where unknown.
+        bottleneck: whether a loss reaches a tenth of training time; None where unknown, and of a job that a hang or
+            GPU memory that ran out ended: what it lost before is in `next` and `secondary`.
         share: of training time, of the cause for these reasons (`job_time.breakdown` has garbage collection and
             compilation apart from their cause); None where unknown.
         headroom: changes that save at least `headroom_threshold` of the step, in the order in which to make them.
@@ -280,7 +281,10 @@ class Goodput:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceLayer:
-    """Analysis document: one source of evidence: telemetry | trace | counters. `agrees` is None where not compared."""
+    """Analysis document: one source of evidence: telemetry | trace | counters | flight | memory | nccl.
+
+    `agrees` is None where not compared.
+    """
 
     layer: str
     used: bool

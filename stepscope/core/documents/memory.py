@@ -367,6 +367,7 @@ class OutOfMemoryNote:
 
     Attributes:
         owners: category of blocks by address.
+        time_ns: of the failure, ns since the epoch.
     """
 
     device: int | None
@@ -375,3 +376,4 @@ class OutOfMemoryNote:
     device_free_bytes: int | None
     phase: str | None
     owners: dict[int, str] = field(default_factory=dict)
+    time_ns: int | None = None

@@ -73,6 +73,12 @@ _CLAUSES = {
     "ethernet_rate": "{value} go over Ethernet",
     "infiniband_rate": "{value} over InfiniBand",
     "nic_errors_per_second": "network ports count {value} errors per second",
+    "flight_recorder": "{ranks} {subject}",
+    "memory_snapshot": "{subject}",
+    "flight_recorder_dumps": "by {value}",
+    "memory_snapshots": "by {value}",
+    "transport": "{ranks} use {subject}",
+    "nccl_topology": "{subject}",
     "usable_cpus": "usable CPUs per rank = {value}",
     "share_caused_by_these_ranks": "{ranks} caused {value} of it",
     "share_of_late_host_time": "{value} of the delay is {subject}",
@@ -208,6 +214,10 @@ _ONE = {
     "times": "time",
     "steps": "step",
     "blocks": "block",
+    "ranks": "rank",
+    "flight recorder dumps": "flight recorder dump",
+    "memory snapshots": "memory snapshot",
+    "ways": "way",
 }
 """Singular of units that count things."""
 _SMALLEST = 0.001

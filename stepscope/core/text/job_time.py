@@ -28,6 +28,9 @@ class BreakdownRow:
 def headline(analysis: Analysis) -> str:
     """Text: the analysed job in one line: ranks, layout, device, steps and their mean, MFU."""
     job, time = analysis.job, analysis.job_time
+    if not job.ranks:  # dumps alone
+        layout = mesh_words(job.mesh) if job.world_size > 1 else ""
+        return ", ".join(filter(None, [numbers.counted(job.world_size, "rank"), layout, "no recorded step"]))
     missing = "" if len(job.ranks) == job.world_size else f"{len(job.ranks)} of "
     parts = [f"{missing}{numbers.counted(job.world_size, 'rank')}"]
     parts += [layout] if job.world_size > 1 and (layout := mesh_words(job.mesh)) else []

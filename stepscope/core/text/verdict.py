@@ -34,6 +34,9 @@ from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Reason
 
 BOTTLENECK, NO_BOTTLENECK, UNKNOWN = "BOTTLENECK", "NO BOTTLENECK", "UNKNOWN"
 
+ENDED = {Cause.HANG: "HANG", Cause.OUT_OF_MEMORY: "OUT OF MEMORY"}
+"""Labels of jobs that ended by these causes."""
+
 HIGH_CONFIDENCE, MEDIUM_CONFIDENCE = 0.9, 0.6
 FEW_STEPS = 8
 NOTABLE_NEXT = 0.01
@@ -48,7 +51,7 @@ class VerdictText(NamedTuple):
     """A verdict as text.
 
     Attributes:
-        label: BOTTLENECK | NO BOTTLENECK | UNKNOWN.
+        label: BOTTLENECK | NO BOTTLENECK | UNKNOWN | HANG | OUT OF MEMORY.
         title: the cause, with the ranks where it is not all; what bounds the job; what is missing.
         figures: of a bottleneck, number and meaning of each: share, milliseconds a step, how much was observed.
         evidence: in one or two sentences.
@@ -101,6 +104,10 @@ def _verdict_text(analysis: Analysis) -> VerdictText:
         record = [("Record", action_words(action)) for action in verdict.actions]
         return VerdictText(UNKNOWN, verdict.summary, [], "", record, headroom, confidence)
     evidence = _evidence(analysis)
+    if verdict.cause in ENDED:
+        fixes = _named_actions(verdict.actions) or [("Fix", "none known")]
+        remedies = [*fixes, *_next(analysis)]
+        return VerdictText(ENDED[verdict.cause], verdict.summary, [], evidence, remedies, headroom, confidence)
     if is_bottleneck(analysis):
         ranks = verdict.ranks if len(verdict.ranks) < analysis.job.world_size else []
         title = _title(analysis, verdict.cause, verdict.share)
@@ -254,6 +261,11 @@ def _error_words(error: float) -> str:
     return f"{abs(error):.0%}" if abs(error) >= 0.0995 else f"{abs(error):.1%}"
 
 
+def _named_actions(actions: list[str]) -> list[tuple[str, str]]:
+    names = ["Fix", *["Then"] * _MAX_FURTHER_ACTIONS]
+    return [(name, action_words(action)) for name, action in zip(names, actions, strict=False)]
+
+
 def _next(analysis: Analysis) -> list[tuple[str, str]]:
     following = analysis.verdict.next
     if following is None:
@@ -327,7 +339,7 @@ def _confidence(analysis: Analysis) -> str:
     if job.missing_ranks:
         what = "trace" if analysis.ranks else "record"
         parts.append(f"no {what} of {numbers.ranks_words(job.missing_ranks)}")
-    if verdict.confidence < HIGH_CONFIDENCE:
+    if verdict.confidence < HIGH_CONFIDENCE and verdict.cause not in ENDED:
         parts += _doubts(analysis)
     return f"{confidence_word(verdict.confidence)}: {', '.join(parts)}."
 

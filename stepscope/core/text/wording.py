@@ -41,6 +41,12 @@ _METRIC_TITLES = {
     "ethernet_rate": "Traffic over Ethernet",
     "infiniband_rate": "Traffic over InfiniBand",
     "nic_errors_per_second": "Errors of network ports per second",
+    "flight_recorder_dumps": "Flight recorders",
+    "memory_snapshots": "Memory snapshots",
+    "flight_recorder": "Flight recorder",
+    "memory_snapshot": "Memory snapshot",
+    "transport": "Transport by NCCL's log",
+    "nccl_topology": "NCCL's topology",
     "usable_cpus": "CPUs that a rank may use",
     "share_caused_by_these_ranks": "Caused by these ranks",
     "pipeline_structural": "Bubble by the schedule alone",
@@ -238,9 +244,13 @@ _BY_THEIR_OWN_NAMES = frozenset(
         "share_of_late_host_time_in_phase",
         "share_of_late_host_time_in_function",
         "share_of_blocked_time_in_function",
+        "flight_recorder",
+        "memory_snapshot",
+        "transport",
+        "nccl_topology",
     }
 )
-"""Metrics whose subject keeps the name that it has in the training script."""
+"""Metrics whose subject keeps the names that it has in the training script or in a dump."""
 
 
 def metric_words(metric: str) -> str:

@@ -1,0 +1,186 @@
+"""Dumps of a run directory for its analysis: flight recorders, memory snapshots, NCCL logs, in bounded time and memory.
+
+A dump that cannot be read is a notice, never an error: the verdict on the steps stays.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from stepscope.analyzer.dumps.hang import FlightRecords
+from stepscope.analyzer.dumps.joined import RunDumps
+from stepscope.analyzer.dumps.out_of_memory import RankSnapshot
+from stepscope.analyzer.dumps.transports import JobTransports
+from stepscope.analyzer.hang import explain_hang
+from stepscope.analyzer.hang.live import device_waits
+from stepscope.analyzer.memory import explain_memory
+from stepscope.collectors.flight_recorder import find_flight_dumps, read_flight_dumps
+from stepscope.collectors.memory_snapshot import read_memory_snapshot, read_out_of_memory_note
+from stepscope.core.documents.memory import AllocatorAction, MemorySnapshot
+from stepscope.core.documents.run_directory import FLIGHT_FOLDER, LIVE_FOLDER, MEMORY_FOLDER, NCCL_FOLDER, Attempt
+from stepscope.core.errors import DataError
+from stepscope.core.text.numbers import counted, plain_size, ranks_words
+from stepscope.core.vocabulary import Notice
+from stepscope.workflow.live_hang import read_rank_states
+from stepscope.workflow.memory import SNAPSHOT_SUFFIXES
+from stepscope.workflow.nccl import read_job_log
+
+_MAX_FLIGHT_BYTES = 256 << 20
+"""Of all ranks: some seconds. Left out ranks would count as missing, so that all are read or none."""
+_MAX_SNAPSHOT_BYTES = 32 << 20
+_MAX_SNAPSHOTS = 4
+_MAX_LOG_BYTES = 64 << 20
+_GZIP_RATIO = 20
+"""Recorded snapshots and logs shrink to a twentieth."""
+_RANK = re.compile(r"rank(\d{1,7})(?!\d)")
+
+
+def read_dumps(run_directory: Path, world_size: int, attempts: Sequence[Attempt] = ()) -> RunDumps:
+    """Dumps in flight/, memory/ and nccl/ of a run directory; `attempts` as its manifest lists them."""
+    notices: list[Notice] = []
+    flight = _flight(run_directory / FLIGHT_FOLDER, world_size, notices)
+    snapshots = _snapshots(run_directory / MEMORY_FOLDER, notices)
+    nccl = _nccl(run_directory / NCCL_FOLDER, world_size, attempts, notices)
+    return RunDumps(flight, snapshots, nccl, notices)
+
+
+def _flight(folder: Path, world_size: int, notices: list[Notice]) -> FlightRecords | None:
+    """Dumps of ranks that failed or whose step did not end, else those of a step that is long just now."""
+    for place in (folder, folder / LIVE_FOLDER):
+        try:
+            if not place.is_dir():
+                return None
+            files, left_out = find_flight_dumps([place])
+            num_bytes = sum(file.path.stat().st_size for file in files)
+        except (DataError, OSError) as error:
+            notices.append(_unreadable(place, error))
+            return None
+        if not files:
+            continue
+        if num_bytes > _MAX_FLIGHT_BYTES:
+            what = f"{place}: {counted(len(files), 'flight recorder dump')} of {plain_size(num_bytes)} are not read"
+            notices.append(Notice("unread_files", f"{what} here; run: stepscope hang {folder.parent}"))
+            return None
+        try:
+            dumps, unusable = read_flight_dumps(files)
+        except DataError as error:
+            notices.append(Notice("unusable_file", str(error)))
+            return None
+        notices += [*left_out, *unusable]
+        waits = device_waits(read_rank_states(folder / LIVE_FOLDER))
+        report = explain_hang(dumps, world_size=world_size, device_waits=waits)
+        return FlightRecords(dumps, report, {file.rank for file in files} - {dump.rank for dump in dumps})
+    return None
+
+
+def _snapshots(folder: Path, notices: list[Notice]) -> list[RankSnapshot]:
+    """Reports on the snapshots of ranks that ran out of memory; without such on the latest periodic one."""
+    try:
+        files = [file for file in folder.rglob("rank*") if file.name.endswith(SNAPSHOT_SUFFIXES) and file.is_file()]
+    except OSError as error:
+        notices.append(_unreadable(folder, error))
+        return []
+    failed = sorted(file for file in files if file.parent == folder)
+    periodic = sorted(files, key=lambda file: (-_step_of(file.parent), file.name))[:1]
+    snapshots = []
+    for file in failed[:_MAX_SNAPSHOTS] or periodic:
+        try:
+            snapshots += _snapshot(file)
+        except (DataError, OSError) as error:
+            notices.append(_unreadable(file, error))
+    if left := failed[_MAX_SNAPSHOTS:]:
+        ranks = sorted({rank for file in left if (rank := _rank_of(file)) is not None})
+        notices.append(Notice("unread_files", f"{folder}: snapshots of {ranks_words(ranks)} are not read here"))
+    return snapshots
+
+
+def _snapshot(file: Path) -> list[RankSnapshot]:
+    rank, num_bytes = _rank_of(file), _unpacked_bytes(file)
+    if rank is None:
+        return []
+    if num_bytes > _MAX_SNAPSHOT_BYTES:
+        what_next = f"run: stepscope memory {file}"
+        raise DataError(f"is too large to be read here ({plain_size(num_bytes)})", where=str(file), what_next=what_next)
+    snapshot, note = read_memory_snapshot(file), read_out_of_memory_note(file)
+    report = explain_memory(snapshot, note)
+    time_ns = None if note is None else note.time_ns
+    return [RankSnapshot(rank, report, time_ns or _failure_ns(snapshot, report.device) or file.stat().st_mtime_ns)]
+
+
+def _failure_ns(snapshot: MemorySnapshot, device: int) -> int | None:
+    """When the last allocation failed on a GPU, by the events of the allocator."""
+    events = snapshot.events.get(device)
+    if events is None:
+        return None
+    failed = [place for place, action in enumerate(events.actions) if action == AllocatorAction.OOM]
+    return events.times_us[failed[-1]] * 1000 if failed else None
+
+
+def _rank_of(file: Path) -> int | None:
+    match = _RANK.match(file.name)
+    return int(match[1]) if match else None
+
+
+def _step_of(folder: Path) -> int:
+    digits = folder.name.removeprefix("step")
+    return int(digits) if digits.isdecimal() else -1
+
+
+class _Log(NamedTuple):
+    path: Path
+    num_bytes: int
+    written_ns: int
+
+
+def _nccl(folder: Path, world_size: int, attempts: Sequence[Attempt], notices: list[Notice]) -> JobTransports | None:
+    """The job's NCCL files, without those that an earlier attempt wrote."""
+    try:
+        logs = [
+            _Log(file, _unpacked_bytes(file), file.stat().st_mtime_ns)
+            for file in sorted(folder.iterdir() if folder.is_dir() else ())
+            if file.is_file()
+        ]
+    except OSError as error:
+        notices.append(_unreadable(folder, error))
+        return None
+    since_ns = _end_of_earlier_attempts(attempts)
+    latest = [log for log in logs if log.written_ns > since_ns]
+    if logs and not latest:
+        notices.append(Notice("nccl_log", f"{folder}: all files are of an earlier attempt; not used for the verdict"))
+    read, num_bytes = [], 0
+    for log in latest:
+        if num_bytes + log.num_bytes <= _MAX_LOG_BYTES:
+            read.append(str(log.path))
+            num_bytes += log.num_bytes
+    if num_left := len(latest) - len(read):
+        what = f"{folder}: {num_left} of {counted(len(latest), 'file')} not read here: more than"
+        notices.append(
+            Notice("unread_files", f"{what} {plain_size(_MAX_LOG_BYTES)}; run: stepscope nccl {folder.parent}")
+        )
+    if not read:
+        return None
+    try:
+        transports = read_job_log(read, world_size)
+    except DataError as error:
+        notices.append(Notice("unusable_file", str(error)))
+        return None
+    notices += transports.report.warnings
+    return transports
+
+
+def _end_of_earlier_attempts(attempts: Sequence[Attempt]) -> int:
+    """Latest time known of the attempts before the last one: NCCL may write before `profile()` begins an attempt."""
+    return max((time for one in attempts[:-1] for time in (one.end_ns, one.last_step_ns) if time), default=0)
+
+
+def _unpacked_bytes(file: Path) -> int:
+    """Size of a file; of a gzipped one about what it unpacks to."""
+    return file.stat().st_size * (_GZIP_RATIO if file.suffix == ".gz" else 1)
+
+
+def _unreadable(path: Path, error: Exception) -> Notice:
+    text = str(error) if isinstance(error, DataError) else f"{path}: cannot be read ({error})"
+    return Notice("unusable_file", text)
