@@ -22,17 +22,18 @@ from stepscope.collectors.memory_snapshot import read_memory_snapshot, read_out_
 from stepscope.core.documents.memory import AllocatorAction, MemorySnapshot
 from stepscope.core.documents.run_directory import FLIGHT_FOLDER, LIVE_FOLDER, MEMORY_FOLDER, NCCL_FOLDER, Attempt
 from stepscope.core.errors import DataError
-from stepscope.core.text.numbers import counted, plain_size, ranks_words
+from stepscope.core.text.numbers import counted, plain_size
 from stepscope.core.vocabulary import Notice
 from stepscope.workflow.live_hang import read_rank_states
 from stepscope.workflow.memory import SNAPSHOT_SUFFIXES
 from stepscope.workflow.nccl import read_job_log
 
-_MAX_FLIGHT_BYTES = 256 << 20
-"""Of all ranks: some seconds. Left out ranks would count as missing, so that all are read or none."""
+_MAX_FLIGHT_BYTES = 64 << 20
+"""Of all ranks, half a minute of CPU time. Left out ranks would count as missing, so that all are read or none."""
 _MAX_SNAPSHOT_BYTES = 32 << 20
-_MAX_SNAPSHOTS = 4
+"""Of all that are read, 10 s."""
 _MAX_LOG_BYTES = 64 << 20
+"""10 s."""
 _GZIP_RATIO = 20
 """Recorded snapshots and logs shrink to a twentieth."""
 _RANK = re.compile(r"rank(\d{1,7})(?!\d)")
@@ -77,37 +78,41 @@ def _flight(folder: Path, world_size: int, notices: list[Notice]) -> FlightRecor
 
 
 def _snapshots(folder: Path, notices: list[Notice]) -> list[RankSnapshot]:
-    """Reports on the snapshots of ranks that ran out of memory; without such on the latest periodic one."""
+    """Snapshots of ranks that ran out of memory; without such the latest periodic one."""
     try:
         files = [file for file in folder.rglob("rank*") if file.name.endswith(SNAPSHOT_SUFFIXES) and file.is_file()]
+        failed = sorted(file for file in files if file.parent == folder)
+        periodic = sorted(files, key=lambda file: (-_step_of(file.parent), file.name))[:1]
+        sizes = {file: _unpacked_bytes(file) for file in failed or periodic}
     except OSError as error:
         notices.append(_unreadable(folder, error))
         return []
-    failed = sorted(file for file in files if file.parent == folder)
-    periodic = sorted(files, key=lambda file: (-_step_of(file.parent), file.name))[:1]
-    snapshots = []
-    for file in failed[:_MAX_SNAPSHOTS] or periodic:
+    snapshots, num_bytes = [], 0
+    for file, size in sizes.items():
+        rank = _rank_of(file)
+        if rank is None:
+            continue
+        is_read = num_bytes + size <= _MAX_SNAPSHOT_BYTES
+        num_bytes += size if is_read else 0
         try:
-            snapshots += _snapshot(file)
+            if not is_read:
+                text = f"is not read here, it has {plain_size(size)}"
+                raise DataError(text, where=str(file), what_next=f"run: stepscope memory {file}")
+            snapshots.append(_snapshot(file, rank))
         except (DataError, OSError) as error:
             notices.append(_unreadable(file, error))
-    if left := failed[_MAX_SNAPSHOTS:]:
-        ranks = sorted({rank for file in left if (rank := _rank_of(file)) is not None})
-        notices.append(Notice("unread_files", f"{folder}: snapshots of {ranks_words(ranks)} are not read here"))
+            note = read_out_of_memory_note(file)
+            if note is not None and note.requested_bytes is not None:
+                snapshots.append(RankSnapshot(rank, None, note.time_ns, note))
     return snapshots
 
 
-def _snapshot(file: Path) -> list[RankSnapshot]:
-    rank, num_bytes = _rank_of(file), _unpacked_bytes(file)
-    if rank is None:
-        return []
-    if num_bytes > _MAX_SNAPSHOT_BYTES:
-        what_next = f"run: stepscope memory {file}"
-        raise DataError(f"is too large to be read here ({plain_size(num_bytes)})", where=str(file), what_next=what_next)
+def _snapshot(file: Path, rank: int) -> RankSnapshot:
     snapshot, note = read_memory_snapshot(file), read_out_of_memory_note(file)
     report = explain_memory(snapshot, note)
     time_ns = None if note is None else note.time_ns
-    return [RankSnapshot(rank, report, time_ns or _failure_ns(snapshot, report.device) or file.stat().st_mtime_ns)]
+    written_ns = time_ns or _failure_ns(snapshot, report.device) or file.stat().st_mtime_ns
+    return RankSnapshot(rank, report, written_ns, note)
 
 
 def _failure_ns(snapshot: MemorySnapshot, device: int) -> int | None:

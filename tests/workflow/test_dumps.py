@@ -156,6 +156,19 @@ def test_memory_that_ran_out_is_the_verdict(tmp_path: Path, shared_traces: Path)
     assert verdict_text(analysis).lines()[0].startswith("OUT OF MEMORY  leak in optimizer: rank 1 asked for 16.0 MiB")
 
 
+@pytest.mark.parametrize("content", [b"", b"damaged"])
+def test_of_a_snapshot_that_cannot_be_read_the_note_beside_it_tells(content: bytes, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    (run / "memory/rank3-oom.pickle").write_bytes(content)
+    assert analysed(run).verdict.cause is Cause.DATA_LOADING
+    note = {"requested_bytes": 2 << 30, "training_phase": "backward", "time_ns": BEGIN_NS + NUM_STEPS * 40 * MS}
+    (run / "memory/rank3-oom.json").write_text(json.dumps(note))
+    verdict = analysed(run).verdict
+    assert (verdict.cause, verdict.reasons, verdict.ranks) == (Cause.OUT_OF_MEMORY, [], [3])
+    assert verdict.summary == "rank 3 asked for 2.0 GiB in backward; its snapshot was not read"
+    assert "stepscope memory" in verdict.actions[0]
+
+
 def test_a_recorded_log_s_transports_are_told(tmp_path: Path, shared_traces: Path) -> None:
     run = write_run(tmp_path / "run")
     shutil.copy(shared_traces / "diag/nccl_logs/socket_4x1_efa_missing.log", run / "nccl/worker-0.53")
@@ -163,6 +176,32 @@ def test_a_recorded_log_s_transports_are_told(tmp_path: Path, shared_traces: Pat
     assert analysis.verdict.cause is Cause.DATA_LOADING
     assert layers(analysis)["nccl"]
     assert any("use NET/Socket" in notice.message for notice in analysis.warnings)
+
+
+@pytest.mark.parametrize(
+    ("via", "agrees", "action"),
+    [("SHM/direct/direct", True, "unset NCCL_P2P_DISABLE (now 1)"), ("P2P/CUMEM", False, "")],
+)
+def test_a_recorded_slow_job_and_its_log(
+    via: str, agrees: bool, action: str, tmp_path: Path, shared_traces: Path
+) -> None:
+    """Two GPUs without peer access: the trace shows slow collectives, the log why, or that it is of another time."""
+    run = write_run(tmp_path / "run", world_size=2)
+    shutil.rmtree(run / "steps")
+    (run / "traces/step5").mkdir(parents=True)
+    for rank in range(2):
+        trace = shared_traces / f"h100x2/fsdp_p2poff/fsdp_p2poff.rank{rank}.json.gz"
+        shutil.copy(trace, run / f"traces/step5/rank{rank}.json.gz")
+    alone = analysed(run)
+    assert layers(alone)["nccl"] is False
+    lines = nccl_log(2, hosts=1, environment=["NCCL_P2P_DISABLE=1"])
+    (run / "nccl/node0.100").write_text("\n".join(lines).replace("P2P/CUMEM", via))
+    analysis = analysed(run)
+    assert analysis.verdict.cause is Cause.COMMUNICATION
+    assert analysis.job_time is not None
+    assert next(layer for layer in analysis.job_time.layers if layer.layer == "nccl").agrees is agrees
+    assert analysis.verdict.actions[0] == (action or alone.verdict.actions[0])
+    assert (analysis.verdict == alone.verdict) is not agrees
 
 
 def test_a_log_of_an_earlier_attempt_is_not_used(tmp_path: Path) -> None:

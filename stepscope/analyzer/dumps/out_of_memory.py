@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from stepscope.analyzer.dumps.records import Ending, Finding, JobRecords
 from stepscope.core.documents.analysis import EvidenceLayer
-from stepscope.core.documents.memory import MemoryReport, OomCause, OutOfMemory, Remedy, own_call
+from stepscope.core.documents.memory import MemoryReport, OomCause, OutOfMemoryNote, Remedy, own_call
 from stepscope.core.text.numbers import counted, plain_size, ranks_words
 from stepscope.core.vocabulary import Cause, Evidence, Notice, Reason
 
@@ -27,11 +27,23 @@ _REASONS = {
 
 
 class RankSnapshot(NamedTuple):
-    """Report on a memory snapshot of one rank; `time_ns`: of the failure, else of the snapshot."""
+    """Memory snapshot of one rank.
+
+    Attributes:
+        report: on it; None where it was not read.
+        time_ns: of the failure, else of the snapshot; None where unknown.
+        note: what `profile()` wrote of the failure beside it.
+    """
 
     rank: int
-    report: MemoryReport
+    report: MemoryReport | None
     time_ns: int | None
+    note: OutOfMemoryNote | None = None
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether memory ran out."""
+        return self.report is None or self.report.oom is not None
 
 
 def memory_finding(snapshots: Sequence[RankSnapshot], records: JobRecords) -> Finding:
@@ -41,19 +53,17 @@ def memory_finding(snapshots: Sequence[RankSnapshot], records: JobRecords) -> Fi
         size = counted(records.world_size, "rank")
         why = f"{num_snapshots} of another job: of {ranks_words(foreign)}, and this one has {size}"
         return Finding(EvidenceLayer(MEMORY, False, None, why), [Notice("memory_snapshots", f"{why}; not used")])
-    failed = [(one, one.report.oom) for one in snapshots if one.report.oom is not None]
+    failed = [one for one in snapshots if one.is_failure]
     if not failed:
         return Finding(EvidenceLayer(MEMORY, True, None, f"{num_snapshots}, none out of memory"), _growth(snapshots))
-    earlier = [one for one, _ in failed if records.is_of_earlier_attempt(one.time_ns)]
-    survived = [one for one, _ in failed if one not in earlier and _went_on(one, records)]
-    last = [(one, oom) for one, oom in failed if one not in earlier and one not in survived]
+    earlier = [one for one in failed if records.is_of_earlier_attempt(one.time_ns)]
+    survived = [one for one in failed if one not in earlier and _went_on(one, records)]
+    last = [one for one in failed if one not in earlier and one not in survived]
     notices = [*_out_earlier(earlier, "in an earlier attempt"), *_out_earlier(survived, "and trained on")]
     if not last:
         agrees = False if survived else None
         return Finding(EvidenceLayer(MEMORY, False, agrees, notices[-1].message), notices)
-    first, oom = min(last, key=lambda one: (one[0].time_ns is None, one[0].time_ns or 0, one[0].rank))
-    ranks = sorted({one.rank for one, _ in last})
-    return Finding(EvidenceLayer(MEMORY, True, True, num_snapshots), notices, _ending(first, oom, ranks, len(last)))
+    return Finding(EvidenceLayer(MEMORY, True, True, num_snapshots), notices, _ending(last))
 
 
 def _went_on(one: RankSnapshot, records: JobRecords) -> bool:
@@ -68,7 +78,7 @@ def _out_earlier(snapshots: Sequence[RankSnapshot], when: str) -> list[Notice]:
 
 
 def _growth(snapshots: Sequence[RankSnapshot]) -> list[Notice]:
-    grown = [(one, growth) for one in snapshots if (growth := one.report.growth) is not None]
+    grown = [(one, growth) for one in snapshots if one.report is not None and (growth := one.report.growth)]
     if not grown or max(growth.bytes_per_step for _, growth in grown) < _MIN_GROWTH:
         return []
     one, growth = max(grown, key=lambda pair: pair[1].bytes_per_step)
@@ -81,21 +91,32 @@ def _growth(snapshots: Sequence[RankSnapshot]) -> list[Notice]:
     return [Notice("memory_grows", text)]
 
 
-def _ending(one: RankSnapshot, oom: OutOfMemory, ranks: list[int], num_snapshots: int) -> Ending:
+def _ending(failed: Sequence[RankSnapshot]) -> Ending:
+    """Why memory ran out on the first rank of which that is known, else on the first."""
+    ordered = sorted(failed, key=lambda one: (one.time_ns is None, one.time_ns or 0, one.rank))
+    one = next((one for one in ordered if one.report is not None), ordered[0])
+    ranks = sorted({one.rank for one in failed})
+    seen = Evidence("memory_snapshots", len(failed), "memory snapshots", ranks=ranks)
+    report, note = one.report, one.note
+    if report is None or report.oom is None:
+        requested = (
+            "" if note is None or note.requested_bytes is None else f" asked for {plain_size(note.requested_bytes)}"
+        )
+        phase = "" if note is None or note.phase in (None, "unknown") else f" in {note.phase}"
+        summary = f"rank {one.rank}{requested}{phase}; its snapshot was not read"
+        action = "see what held the memory: stepscope memory RUN"
+        return Ending(Cause.OUT_OF_MEMORY, [], ranks, _CONFIDENCE, summary, [seen], [action])
+    oom = report.oom
     phase = "" if oom.phase == "unknown" else f" in {oom.phase}"
-    of_gpu = f"GPU {one.report.device}"
     return Ending(
         Cause.OUT_OF_MEMORY,
         [_REASONS[oom.cause]],
         ranks,
         _CONFIDENCE,
         f"{oom.cause.value.replace('_', ' ')}{phase}: rank {one.rank} asked for {plain_size(oom.requested_bytes)} on "
-        f"{of_gpu}, where torch had {plain_size(oom.allocated_bytes)} allocated",
-        [
-            Evidence("memory_snapshots", num_snapshots, "memory snapshots", ranks=ranks),
-            *(Evidence(f"memory_snapshot: {text}", 1, "ranks", ranks=[one.rank]) for text in oom.evidence),
-        ],
-        [_action(remedy) for remedy in one.report.remedies[:_MAX_ACTIONS]],
+        f"GPU {report.device}, where torch had {plain_size(oom.allocated_bytes)} allocated",
+        [seen, *(Evidence(f"memory_snapshot: {text}", 1, "ranks", ranks=[one.rank]) for text in oom.evidence)],
+        [_action(remedy) for remedy in report.remedies[:_MAX_ACTIONS]],
     )
 
 

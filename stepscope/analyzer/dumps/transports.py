@@ -20,6 +20,8 @@ _T = TypeVar("_T")
 WITHOUT_LOG = "none: NCCL_DEBUG=INFO with NCCL_DEBUG_FILE=RUN/nccl/%h.%p would tell the transport of each pair of ranks"
 _MAX_FINDINGS = 5
 _MAX_ACTIONS = 3
+_ASKS_FOR_LOG = "NCCL_DEBUG=INFO"
+"""Part of actions that the log answers."""
 _SETTING = re.compile(r"\b(NCCL_\w+)=(\S+) set in the environment")
 _REASONS = {"slow_nvlink": Reason.SLOW_LINK, "shared_nic": Reason.SHARED_NIC}
 """Reasons by the codes of findings on the machines."""
@@ -178,7 +180,8 @@ def _with_faults(analysis: Analysis, faults: Sequence[_Fault]) -> Analysis:
     ]
     verdict = analysis.verdict
     if _is_verdict(verdict):
-        actions = _first([fault.action for fault in faults], verdict.actions)[:_MAX_ACTIONS]
+        others = [action for action in verdict.actions if _ASKS_FOR_LOG not in action]
+        actions = _first([fault.action for fault in faults], others)[:_MAX_ACTIONS]
         verdict = replace(
             verdict,
             reasons=_first(reasons, verdict.reasons),
