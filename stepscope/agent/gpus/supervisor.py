@@ -29,6 +29,8 @@ class ProbeTiming:
         look: between two searches for the GPUs that are present.
         slow: longest answer of a GPU that others wait for; slower ones get a process of their own.
         first_retry, last_retry: the first wait after a failure, which doubles up to the last.
+        lost_retry: the shortest wait after a driver called a GPU lost. Health looks more often, and sees it also where
+            the next process is answered.
         healthy: how long a GPU must answer well before it is read with the others again.
         stale: age from which a sample is dropped.
         grace: time for processes to exit when the agent ends.
@@ -42,6 +44,7 @@ class ProbeTiming:
     slow: float = 0.5
     first_retry: float = 1.0
     last_retry: float = 300.0
+    lost_retry: float = 10.0
     healthy: float = 600.0
     stale: float = 60.0
     grace: float = 5.0
@@ -354,7 +357,13 @@ class ProbeSupervisor:
         """Try again later, in a new process."""
         slot.failures += 1
         self._retire(slot, now)
-        slot.retry_at = now + self._timing.retry_after(slot.failures)
+        slot.retry_at = now + self._wait_of(slot)
+
+    def _wait_of(self, slot: ProbeSlot) -> float:
+        """Seconds until a slot that failed is tried again."""
+        wait = self._timing.retry_after(slot.failures)
+        is_lost = not slot.is_shared and self.targets[slot.keys[0]].reason is MissingReason.GONE
+        return max(wait, self._timing.lost_retry) if is_lost else wait
 
     def _set_apart(self, key: str, now: float, *, wait: bool = True) -> None:
         """Give a GPU a process of its own, at once or after a while."""
@@ -366,7 +375,7 @@ class ProbeSupervisor:
         self.targets[key].times_apart += 1
         if wait:
             slot.failures = 1
-            slot.retry_at = now + self._timing.retry_after(1)
+            slot.retry_at = now + self._wait_of(slot)
 
     def _rejoin_if_healthy(self, slot: ProbeSlot, now: float) -> None:
         """Read a GPU with the others again: sooner the first time than one that keeps failing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from contextlib import suppress
 from enum import StrEnum
 from typing import Any
 
@@ -62,6 +63,8 @@ class NvmlGpu:
             instances = self._read_fast(into) if part is PollPart.FAST else self._read_slow(into)
         except binding.GpuUnusableError as error:
             self.is_usable = False
+            with suppress(binding.GpuUnusableError):
+                self._events.read(into)  # nobody listens to this GPU from here on, and its XID may have just come
             return Collection.joined((into.collection(), unusable_gpu_collection(into, error)))
         return Collection.joined((into.collection(), instances))
 

@@ -31,6 +31,7 @@ QUICK = ProbeTiming(
     slow=0.3,
     first_retry=0.2,
     last_retry=0.5,
+    lost_retry=0.5,
     grace=2,
 )
 PATIENCE_SECONDS = 40.0

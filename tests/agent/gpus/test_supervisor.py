@@ -92,6 +92,20 @@ def test_a_lost_gpu_is_asked_again_in_a_process_of_its_own_and_its_values_are_to
     assert machine.reasons() == {0: None, 1: None}
 
 
+def test_a_gpu_that_was_lost_for_one_reading_stays_so_until_health_has_looked() -> None:
+    """Seen with NVIDIA's own mock of NVML, in which a loss is of one process: the next was answered after a second."""
+    machine = Machine(2)
+    machine.run(5)
+    for _ in range(2):  # read with the others, then in a process of its own
+        machine.lost = {1}
+        machine.run(1.5)
+        machine.lost = set()
+        machine.run(8)  # health looks every 5 s
+        assert machine.reasons() == {0: None, 1: MissingReason.GONE}
+        machine.run(60)
+        assert machine.reasons() == {0: None, 1: None}
+
+
 def test_a_gpu_that_is_well_again_joins_the_others_later_each_time() -> None:
     machine = Machine(2)
     machine.run(5)

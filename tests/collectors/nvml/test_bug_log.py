@@ -264,6 +264,29 @@ def test_nvsentinel_155_the_xid_of_a_gpu_that_is_lost_is_told_with_the_loss(nvml
     assert missing_of(collection, "") is not None
 
 
+def test_the_xid_that_comes_while_a_gpu_is_found_lost_is_told_with_the_loss(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen with NVIDIA's own mock of NVML where no other GPU was read in the same process."""
+    import pynvml
+
+    nvml.add(profiles.h100(0))
+    nvml.write()
+    collector = NvmlCollector()
+    collector.collect()
+    read_power = pynvml.nvmlDeviceGetPowerUsage
+
+    def lose(handle: object) -> object:
+        nvml.set(0, xids=1, xid__0=74, lost=1)
+        nvml.write()
+        return read_power(handle)
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetPowerUsage", lose)
+    collection = collector.sweep(key_of(collector))[PollPart.FAST]
+    assert value_of(collection, "up", reason="gone") == 0
+    assert [dict(finding.labels)["xid"] for finding in collection.findings] == ["74"]
+
+
 def test_nvsentinel_1748_a_storm_of_events_does_not_hold_up_a_sweep(nvml: FakeNvml) -> None:
     nvml.add(profiles.h100(0))
     nvml.write()
