@@ -12,11 +12,11 @@ from stepscope.analyzer.dumps.out_of_memory import RankSnapshot
 from stepscope.analyzer.dumps.records import JobRecords
 from stepscope.analyzer.dumps.stuck import StuckStep
 from stepscope.analyzer.memory import explain_memory
-from stepscope.core.documents.analysis import Analysis, EvidenceLayer
+from stepscope.core.documents.analysis import Analysis, EvidenceLayer, PredictedFix
 from stepscope.core.documents.memory import MemorySnapshot, OutOfMemoryNote
 from stepscope.core.documents.run_directory import Step
 from stepscope.core.text.verdict import verdict_text
-from stepscope.core.vocabulary import Cause, Reason
+from stepscope.core.vocabulary import Cause, Change, Reason
 from tests.analyzer.dumps.jobs import SECOND, analysis_of, attempt, beside, hung, nccl_log, transports
 
 HANG_NS = 100 * SECOND
@@ -158,6 +158,15 @@ def test_a_slow_transport_is_the_reason_of_exposed_communication() -> None:
     assert analysis.root_causes[0].reasons == [Reason.WRONG_TRANSPORT, Reason.NO_OVERLAP]
     assert layer(analysis, "nccl").used
     assert "ranks 0–3 use NET/Socket, not a network card with GDRDMA" in verdict_text(analysis).evidence
+
+
+def test_the_step_after_another_change_is_not_promised_of_the_variable() -> None:
+    before = analysis_of(Cause.COMMUNICATION)
+    fix = PredictedFix("no_sync()", 30.0, 1.3, 0.05, "model", change=Change.NO_SYNC)
+    before = replace(before, verdict=replace(before.verdict, fix=fix, actions=["no_sync()"]))
+    log = transports(nccl_log(environment=["NCCL_IB_DISABLE=1"]))
+    verdict = with_dumps(before, RunDumps(nccl=log), JobRecords(4)).verdict
+    assert (verdict.fix, verdict.actions) == (None, ["unset NCCL_IB_DISABLE (now 1)", "no_sync()"])
 
 
 def test_a_reason_that_the_trace_gives_too_agrees() -> None:
