@@ -13,6 +13,7 @@ from stepscope.analyzer.dumps.records import JobRecords
 from stepscope.analyzer.dumps.stuck import StuckStep
 from stepscope.analyzer.memory import explain_memory
 from stepscope.core.documents.analysis import Analysis, EvidenceLayer, PredictedFix
+from stepscope.core.documents.hang import HangEvidence, HangKind, LiveHang, LiveHangState
 from stepscope.core.documents.memory import MemorySnapshot, OutOfMemoryNote
 from stepscope.core.documents.run_directory import Step
 from stepscope.core.text.verdict import verdict_text
@@ -143,6 +144,39 @@ def test_without_flight_recorders_steps_that_do_not_end_tell() -> None:
 def test_steps_that_make_progress_or_ended_are_no_hang(stuck: list[StuckStep], records: JobRecords) -> None:
     before = analysis_of(Cause.DATA_LOADING)
     assert with_dumps(before, RunDumps(FlightRecords(stuck=stuck)), records) == before
+
+
+@pytest.mark.parametrize("state", [LiveHangState.BUSY, LiveHangState.NONE])
+def test_of_a_long_step_whose_ranks_make_progress_no_dump_shows_a_hang(state: LiveHangState) -> None:
+    live = LiveHang(state, ranks=[2], summary="rank 2 at work: a checkpoint", step=41)
+    analysis = joined_hang(JobRecords(4), hung()._replace(live=live))
+    assert analysis.verdict == analysis_of(Cause.DATA_LOADING).verdict
+    assert layer(analysis, "flight").note == "step 41 is long: rank 2 at work: a checkpoint"
+
+
+def test_a_job_that_ended_while_one_rank_wrote_a_checkpoint_did_not_hang() -> None:
+    analysis = joined_hang(JobRecords(4), hung()._replace(at_work={2: "a checkpoint"}))
+    assert analysis.verdict == analysis_of(Cause.DATA_LOADING).verdict
+    assert layer(analysis, "flight").note.endswith("the others wait for rank 2, in a checkpoint")
+
+
+def test_a_hang_that_ranks_report_without_recorders_is_the_verdict() -> None:
+    evidence = [HangEvidence([3], "in load (train.py:7)")]
+    live = LiveHang(
+        LiveHangState.HANG, HangKind.HOST, [Reason.HOST], [3], 0.6, "rank 3 not in the collective", evidence, 41, 30.0
+    )
+    analysis = joined_hang(JobRecords(4), FlightRecords(live=live))
+    assert (analysis.verdict.cause, analysis.verdict.ranks) == (Cause.HANG, [3])
+    assert verdict_text(analysis).evidence == "Rank 3 in load (train.py:7), the step is open for 30 s."
+
+
+def test_where_it_is_too_early_nobody_is_not_called_a_hang() -> None:
+    all_alike = hung()._replace(live=LiveHang(LiveHangState.UNDECIDED, step=41))
+    assert joined_hang(JobRecords(4), all_alike).verdict.ranks == [2]
+    dumps = [replace(dump, operations=all_alike.dumps[0].operations) for dump in all_alike.dumps]
+    before = analysis_of(Cause.DATA_LOADING).verdict
+    assert joined_hang(JobRecords(4), all_alike._replace(dumps=dumps)).verdict == before
+    assert joined_hang(JobRecords(4), FlightRecords(dumps)).verdict.cause is Cause.HANG
 
 
 def test_a_slow_transport_is_the_reason_of_exposed_communication() -> None:
