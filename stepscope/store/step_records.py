@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -409,7 +409,7 @@ _MAX_PLACE_LENGTH = 80
 _FINISHED = "finished"
 
 
-class _StuckHead(msgspec.Struct):
+class StuckHead(msgspec.Struct):
     """The part of a `StuckReport` that a list of stuck steps needs; decoding skips the rest."""
 
     rank: Annotated[int, msgspec.Meta(ge=0)]
@@ -418,6 +418,28 @@ class _StuckHead(msgspec.Struct):
     where: str
     is_still: bool = True
     ended_ns: int | None = None
+    collective: dict[str, Any] | None = None
+
+    @property
+    def place(self) -> str:
+        """Where the rank is, for people."""
+        return _printable(self.where)
+
+
+def read_stuck_steps(run_directory: Path, manifest: layout.RunManifest | None) -> list[StuckHead]:
+    """Store, step records: steps of a run's last attempt that did not end; none of a finished job."""
+    attempt = manifest.attempts[-1] if manifest is not None and manifest.attempts else None
+    if attempt is not None and attempt.ended == _FINISHED:
+        return []
+    since_ns = 0 if attempt is None else attempt.start_ns
+    stuck = []
+    for path in sorted((run_directory / layout.FLIGHT_FOLDER).glob(_STUCK_FILES))[:_MAX_STUCK_RANKS]:
+        with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            with path.open("rb") as file:
+                state = msgspec.json.decode(file.read(_MAX_STUCK_BYTES), type=StuckHead)
+            if state.ended_ns is None and state.began_ns >= since_ns:
+                stuck.append(state)
+    return stuck
 
 
 def stuck_steps(run_directory: Path, manifest: layout.RunManifest | None) -> list[Notice]:
@@ -425,17 +447,9 @@ def stuck_steps(run_directory: Path, manifest: layout.RunManifest | None) -> lis
 
     For example 'rank 3 stuck in step 412, in all_reduce'.
     """
-    attempt = manifest.attempts[-1] if manifest is not None and manifest.attempts else None
-    if attempt is not None and attempt.ended == _FINISHED:
-        return []
-    since_ns = 0 if attempt is None else attempt.start_ns
     ranks: dict[tuple[bool, int, str], list[int]] = defaultdict(list)
-    for path in sorted((run_directory / layout.FLIGHT_FOLDER).glob(_STUCK_FILES))[:_MAX_STUCK_RANKS]:
-        with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            with path.open("rb") as file:
-                state = msgspec.json.decode(file.read(_MAX_STUCK_BYTES), type=_StuckHead)
-            if state.ended_ns is None and state.began_ns >= since_ns:
-                ranks[state.is_still, state.step, _printable(state.where)].append(state.rank)
+    for state in read_stuck_steps(run_directory, manifest):
+        ranks[state.is_still, state.step, state.place].append(state.rank)
     how = {True: "stuck", False: "at work while others were stuck"}
     return [
         Notice(

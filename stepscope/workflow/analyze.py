@@ -243,7 +243,7 @@ def _read_records(run_directory: Path, recent: RecentSteps | None = None) -> _St
     world_size = len(ranks) if manifest is None else manifest.world_size
     is_whole = [rank.rank for rank in ranks] == list(range(world_size))
     light = light_steps(run_directory, ranks) if is_whole else None
-    dumps = read_dumps(run_directory, world_size, [] if manifest is None else manifest.attempts)
+    dumps = read_dumps(run_directory, world_size, manifest)
     return _StepRecords(ranks, light, [*notices, *unread], counters, dumps)
 
 

@@ -13,17 +13,25 @@ from typing import NamedTuple
 from stepscope.analyzer.dumps.hang import FlightRecords
 from stepscope.analyzer.dumps.joined import RunDumps
 from stepscope.analyzer.dumps.out_of_memory import RankSnapshot
+from stepscope.analyzer.dumps.stuck import StuckStep
 from stepscope.analyzer.dumps.transports import JobTransports
-from stepscope.analyzer.hang import explain_hang
 from stepscope.analyzer.hang.live import device_waits
 from stepscope.analyzer.memory import explain_memory
 from stepscope.collectors.flight_recorder import find_flight_dumps, read_flight_dumps
 from stepscope.collectors.memory_snapshot import read_memory_snapshot, read_out_of_memory_note
 from stepscope.core.documents.memory import AllocatorAction, MemorySnapshot
-from stepscope.core.documents.run_directory import FLIGHT_FOLDER, LIVE_FOLDER, MEMORY_FOLDER, NCCL_FOLDER, Attempt
+from stepscope.core.documents.run_directory import (
+    FLIGHT_FOLDER,
+    LIVE_FOLDER,
+    MEMORY_FOLDER,
+    NCCL_FOLDER,
+    Attempt,
+    RunManifest,
+)
 from stepscope.core.errors import DataError
 from stepscope.core.text.numbers import counted, plain_size
 from stepscope.core.vocabulary import Notice
+from stepscope.store.step_records import read_stuck_steps
 from stepscope.workflow.live_hang import read_rank_states
 from stepscope.workflow.memory import SNAPSHOT_SUFFIXES
 from stepscope.workflow.nccl import read_job_log
@@ -39,42 +47,39 @@ _GZIP_RATIO = 20
 _RANK = re.compile(r"rank(\d{1,7})(?!\d)")
 
 
-def read_dumps(run_directory: Path, world_size: int, attempts: Sequence[Attempt] = ()) -> RunDumps:
-    """Dumps in flight/, memory/ and nccl/ of a run directory; `attempts` as its manifest lists them."""
+def read_dumps(run_directory: Path, world_size: int, manifest: RunManifest | None) -> RunDumps:
+    """Dumps in flight/, memory/ and nccl/ of a run directory."""
     notices: list[Notice] = []
-    flight = _flight(run_directory / FLIGHT_FOLDER, world_size, notices)
+    flight = _flight(run_directory / FLIGHT_FOLDER, notices)
+    stuck = [
+        StuckStep(one.rank, one.step, one.began_ns, one.place, one.is_still, one.collective is not None)
+        for one in read_stuck_steps(run_directory, manifest)
+    ]
     snapshots = _snapshots(run_directory / MEMORY_FOLDER, notices)
+    attempts = [] if manifest is None else manifest.attempts
     nccl = _nccl(run_directory / NCCL_FOLDER, world_size, attempts, notices)
-    return RunDumps(flight, snapshots, nccl, notices)
+    return RunDumps(flight._replace(stuck=stuck), snapshots, nccl, notices)
 
 
-def _flight(folder: Path, world_size: int, notices: list[Notice]) -> FlightRecords | None:
+def _flight(folder: Path, notices: list[Notice]) -> FlightRecords:
     """Dumps of ranks that failed or whose step did not end, else those of a step that is long just now."""
     for place in (folder, folder / LIVE_FOLDER):
         try:
-            if not place.is_dir():
-                return None
-            files, left_out = find_flight_dumps([place])
+            files, left_out = find_flight_dumps([place] if place.is_dir() else [])
             num_bytes = sum(file.path.stat().st_size for file in files)
+            if not files:
+                continue
+            if num_bytes > _MAX_FLIGHT_BYTES:
+                what = f"{counted(len(files), 'flight recorder dump')} of {plain_size(num_bytes)} are not read here"
+                raise DataError(what, where=str(place), what_next=f"run: stepscope hang {folder.parent}")
+            dumps, unusable = read_flight_dumps(files)
         except (DataError, OSError) as error:
             notices.append(_unreadable(place, error))
-            return None
-        if not files:
-            continue
-        if num_bytes > _MAX_FLIGHT_BYTES:
-            what = f"{place}: {counted(len(files), 'flight recorder dump')} of {plain_size(num_bytes)} are not read"
-            notices.append(Notice("unread_files", f"{what} here; run: stepscope hang {folder.parent}"))
-            return None
-        try:
-            dumps, unusable = read_flight_dumps(files)
-        except DataError as error:
-            notices.append(Notice("unusable_file", str(error)))
-            return None
+            break
         notices += [*left_out, *unusable]
         waits = device_waits(read_rank_states(folder / LIVE_FOLDER))
-        report = explain_hang(dumps, world_size=world_size, device_waits=waits)
-        return FlightRecords(dumps, report, {file.rank for file in files} - {dump.rank for dump in dumps})
-    return None
+        return FlightRecords(dumps, waits, {file.rank for file in files} - {dump.rank for dump in dumps})
+    return FlightRecords()
 
 
 def _snapshots(folder: Path, notices: list[Notice]) -> list[RankSnapshot]:

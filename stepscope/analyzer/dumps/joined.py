@@ -19,7 +19,7 @@ _MAX_SECONDARY = 3
 class RunDumps(NamedTuple):
     """Dumps of a run directory; `notices` are on those that were not read."""
 
-    flight: FlightRecords | None = None
+    flight: FlightRecords = FlightRecords()
     snapshots: Sequence[RankSnapshot] = ()
     nccl: JobTransports | None = None
     notices: Sequence[Notice] = ()
@@ -35,8 +35,8 @@ def with_dumps(analysis: Analysis, dumps: RunDumps, records: JobRecords) -> Anal
         findings.append(Finding(EvidenceLayer(NCCL, False, None, WITHOUT_LOG)))
     if dumps.snapshots:
         findings.append(memory_finding(dumps.snapshots, records))
-    if dumps.flight is not None:
-        findings.append(hang_finding(dumps.flight, records))
+    if (hang := hang_finding(dumps.flight, records)) is not None:
+        findings.append(hang)
     endings = [finding.ending for finding in findings if finding.ending is not None]
     notices = [*dumps.notices, *(notice for finding in findings for notice in finding.notices)]
     if endings:

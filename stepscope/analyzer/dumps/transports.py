@@ -180,6 +180,7 @@ def _with_faults(analysis: Analysis, faults: Sequence[_Fault]) -> Analysis:
     ]
     verdict = analysis.verdict
     if _is_verdict(verdict):
+        fix = verdict.fix
         others = [action for action in verdict.actions if _ASKS_FOR_LOG not in action]
         actions = _first([fault.action for fault in faults], others)[:_MAX_ACTIONS]
         verdict = replace(
@@ -188,7 +189,7 @@ def _with_faults(analysis: Analysis, faults: Sequence[_Fault]) -> Analysis:
             evidence=[*verdict.evidence, *evidence],
             summary=f"{verdict.summary}, {because}",
             actions=actions,
-            fix=None if verdict.fix is None else replace(verdict.fix, action=actions[0]),
+            fix=None if fix is None or fix.change is not None else replace(fix, action=actions[0]),
         )
     else:
         following = verdict.next

@@ -315,6 +315,10 @@ class Judge:
                 "one gc.collect() on all ranks at the same step, gc.disable() in between, gc.freeze() after set-up"
             )
             own = {**own, Reason.GC: together}
+        if (limit := _cpu_limit(loss)) is not None:
+            own = {**own, Reason.CPU_LIMITED: limit}
+            if loss.cause is Cause.CONTENTION and reasons == [Reason.CPU_LIMITED]:
+                return [limit]  # no other process takes the CPUs
         share = self.losses.share(loss.gain_ms)
         interval = None if loss.recorded is None else interval_of(self.training.steps, loss.recorded)
         actions = actions_for(loss.cause, reasons, own, advice=self.advice, share=share, interval=interval)
@@ -464,3 +468,13 @@ def _on_ranks(loss: Loss) -> str:
 _NUM_RESAMPLES = 500
 _MAX_DRAWN = 1_000
 """More steps are drawn as runs of adjacent ones, which bounds memory."""
+
+
+def _cpu_limit(loss: Loss) -> str | None:
+    """Remedy of a CPU limit that stops a loss's threads; None without one."""
+    evidence = {} if loss.counted is None else {item.metric: item.value for item in loss.counted.evidence}
+    if "cgroup_throttled_ratio" not in evidence:
+        return None
+    limit = evidence.get("cgroup_cpu_limit")
+    now = "" if limit is None else f" of {limit:g} {form(limit, 'CPU')}"
+    return f"raise the cgroup's limit{now} (cpu.max; Kubernetes: resources.limits.cpu; Slurm: --cpus-per-task)"

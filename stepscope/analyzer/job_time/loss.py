@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from stepscope.analyzer.blame.reasons import REASON_THRESHOLD
 from stepscope.analyzer.job_time.steps import HostLoss
 from stepscope.core.vocabulary import Cause, Evidence, Reason
 
@@ -103,17 +104,19 @@ def merged_losses(losses: Sequence[Loss]) -> list[Loss]:
 
 
 def _joined(losses: Sequence[Loss]) -> Loss:
-    """Losses of one category as one, the largest first."""
+    """Losses of one category as one, the largest first; of small ones the reasons are left out."""
     largest = losses[0]
     if len(losses) == 1:
         return largest
+    whole_ms = sum(loss.ms for loss in losses)
+    notable = [largest, *(loss for loss in losses[1:] if loss.ms >= REASON_THRESHOLD * whole_ms)]
     joined = replace(
         largest,
-        ms=sum(loss.ms for loss in losses),
+        ms=whole_ms,
         alone_ms=sum(loss.gain_ms + loss.kept_ms for loss in losses),
         kept_ms=sum(loss.kept_ms for loss in losses),
         own_ms=sum(loss.ms if loss.own_ms is None else loss.own_ms for loss in losses),
-        reasons=list(dict.fromkeys(reason for loss in losses for reason in loss.reasons)),
+        reasons=list(dict.fromkeys(reason for loss in notable for reason in loss.reasons)),
     )
     least_ms = sum(loss.ms if loss.least_ms is None else loss.least_ms for loss in losses)
     most_ms = sum(loss.ms if loss.most_ms is None else loss.most_ms for loss in losses)

@@ -76,6 +76,7 @@ _CLAUSES = {
     "flight_recorder": "{ranks} {subject}",
     "memory_snapshot": "{subject}",
     "flight_recorder_dumps": "by {value}",
+    "stuck_steps": "by reports of {value}",
     "memory_snapshots": "by {value}",
     "transport": "{ranks} use {subject}",
     "nccl_topology": "{subject}",
@@ -217,6 +218,7 @@ _ONE = {
     "ranks": "rank",
     "flight recorder dumps": "flight recorder dump",
     "memory snapshots": "memory snapshot",
+    "stuck steps": "stuck step",
     "ways": "way",
 }
 """Singular of units that count things."""

@@ -42,6 +42,7 @@ _METRIC_TITLES = {
     "infiniband_rate": "Traffic over InfiniBand",
     "nic_errors_per_second": "Errors of network ports per second",
     "flight_recorder_dumps": "Flight recorders",
+    "stuck_steps": "Steps that did not end",
     "memory_snapshots": "Memory snapshots",
     "flight_recorder": "Flight recorder",
     "memory_snapshot": "Memory snapshot",

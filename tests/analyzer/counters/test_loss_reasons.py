@@ -150,6 +150,8 @@ def test_a_lack_of_cpus_names_the_limit() -> None:
     assert (analysis.verdict.cause, analysis.verdict.reasons) == (Cause.CONTENTION, [Reason.CPU_LIMITED])
     evidence = verdict_text(analysis).evidence
     assert "CPU limit stops its threads for 60.0% of the loss, the limit is 2 CPUs" in evidence
+    (action,) = analysis.verdict.actions  # neither cores of its own nor other processes
+    assert action.startswith("raise the cgroup's limit of 2 CPUs (cpu.max; ")
     assert analysis.verdict.confidence == _analysed([], more=lambda _: {"run_delay_ns": 250 * MS}).verdict.confidence
 
 

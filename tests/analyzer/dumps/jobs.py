@@ -8,7 +8,6 @@ from typing import Any
 
 from stepscope.analyzer.dumps.hang import FlightRecords
 from stepscope.analyzer.dumps.transports import JobTransports
-from stepscope.analyzer.hang import explain_hang
 from stepscope.analyzer.job_time.job_verdict import RunFacts
 from stepscope.analyzer.nccl import explain_nccl
 from stepscope.analyzer.nccl.transports import transports_of_job
@@ -55,7 +54,7 @@ def hung(num_ranks: int = 4, guilty: int = 2, *, at_ns: int = 100 * SECOND, back
         replace(dump, operations=tuple(replace(call, created_ns=at_ns + call.record) for call in dump.operations))
         for dump in job.dumps()
     ]
-    return FlightRecords(dumps, explain_hang(dumps, world_size=num_ranks))
+    return FlightRecords(dumps)
 
 
 def nccl_log(

@@ -10,12 +10,13 @@ from stepscope.analyzer.dumps.hang import FlightRecords
 from stepscope.analyzer.dumps.joined import RunDumps, with_dumps
 from stepscope.analyzer.dumps.out_of_memory import RankSnapshot
 from stepscope.analyzer.dumps.records import JobRecords
+from stepscope.analyzer.dumps.stuck import StuckStep
 from stepscope.analyzer.memory import explain_memory
-from stepscope.core.documents.analysis import Analysis, EvidenceLayer
+from stepscope.core.documents.analysis import Analysis, EvidenceLayer, PredictedFix
 from stepscope.core.documents.memory import MemorySnapshot, OutOfMemoryNote
 from stepscope.core.documents.run_directory import Step
 from stepscope.core.text.verdict import verdict_text
-from stepscope.core.vocabulary import Cause, Reason
+from stepscope.core.vocabulary import Cause, Change, Reason
 from tests.analyzer.dumps.jobs import SECOND, analysis_of, attempt, beside, hung, nccl_log, transports
 
 HANG_NS = 100 * SECOND
@@ -91,12 +92,57 @@ def test_a_rank_that_left_early_does_not_excuse_those_that_wait_for_it() -> None
 
 def test_a_rank_whose_dump_is_damaged_is_not_blamed_for_having_left_none() -> None:
     flight = hung()
-    there = FlightRecords(
-        [dump for dump in flight.dumps if dump.rank != 2], replace(flight.report, missing_ranks=[2]), unreadable={2}
-    )
+    there = FlightRecords([dump for dump in flight.dumps if dump.rank != 2], unreadable={2})
     analysis = joined_hang(JobRecords(4, [attempt(0)]), there)
     assert analysis.verdict.cause is Cause.DATA_LOADING
     assert "rank 2, whose dump cannot be read" in layer(analysis, "flight").note
+
+
+@pytest.mark.parametrize("is_of_attempt", [True, False])
+def test_dumps_that_an_earlier_hang_left_are_kept_apart_from_those_of_the_last(is_of_attempt: bool) -> None:
+    """Rank 2 left none this time: it does not count with the one of the hang before, which the job outlived."""
+    before, last = hung(guilty=0), hung(guilty=2, at_ns=HANG_NS + 50 * SECOND)
+    dumps = [dump for dump in last.dumps if dump.rank != 2] + [dump for dump in before.dumps if dump.rank == 2]
+    attempts = [attempt(0), attempt(120 * SECOND)] if is_of_attempt else [attempt(0)]
+    ended = {} if is_of_attempt else {rank: steps(99.0, 149.0) for rank in range(4)}
+    analysis = joined_hang(JobRecords(4, attempts, ended), FlightRecords(dumps))
+    assert (analysis.verdict.cause, analysis.verdict.ranks) == (Cause.HANG, [2])
+    assert analysis.verdict.reasons == [Reason.MISSING_RANK]
+    assert any("dumps of rank 2 are of an earlier time" in notice.message for notice in analysis.warnings)
+
+
+STUCK = StuckStep(0, 41, HANG_NS, "the wait for data", is_still=True, is_in_collective=False)
+
+
+def test_without_flight_recorders_steps_that_do_not_end_tell() -> None:
+    alone = with_dumps(
+        analysis_of(Cause.CHECKPOINT, world_size=1), RunDumps(FlightRecords(stuck=[STUCK])), JobRecords(1)
+    )
+    assert (alone.verdict.cause, alone.verdict.reasons, alone.verdict.ranks) == (Cause.HANG, [Reason.HOST], [0])
+    assert alone.verdict.summary == "rank 0 stands still in step 41, in the wait for data"
+    others = [STUCK._replace(rank=rank, is_in_collective=True, where="all_reduce") for rank in (1, 2, 3)]
+    several = joined_hang(JobRecords(4), FlightRecords(stuck=[STUCK, *others]))
+    assert several.verdict.ranks == [0]
+    assert "outside of the collective" in several.verdict.summary
+    nobody = joined_hang(JobRecords(4), FlightRecords(stuck=others))
+    assert (nobody.verdict.cause, nobody.verdict.ranks) == (Cause.HANG, [])
+    assert nobody.verdict.confidence < 0.5
+
+
+@pytest.mark.parametrize(
+    ("stuck", "records"),
+    [
+        ([STUCK, STUCK._replace(rank=1, is_still=False)], JobRecords(4)),
+        ([STUCK], JobRecords(4, [attempt(0)], {0: steps(101.0, 103.0)})),
+        ([STUCK], JobRecords(4, [attempt(0), attempt(200 * SECOND)])),
+        ([STUCK], JobRecords(4, [attempt(0, "finished")])),
+        ([STUCK._replace(rank=4)], JobRecords(4)),
+        ([], JobRecords(4)),
+    ],
+)
+def test_steps_that_make_progress_or_ended_are_no_hang(stuck: list[StuckStep], records: JobRecords) -> None:
+    before = analysis_of(Cause.DATA_LOADING)
+    assert with_dumps(before, RunDumps(FlightRecords(stuck=stuck)), records) == before
 
 
 def test_a_slow_transport_is_the_reason_of_exposed_communication() -> None:
@@ -112,6 +158,15 @@ def test_a_slow_transport_is_the_reason_of_exposed_communication() -> None:
     assert analysis.root_causes[0].reasons == [Reason.WRONG_TRANSPORT, Reason.NO_OVERLAP]
     assert layer(analysis, "nccl").used
     assert "ranks 0–3 use NET/Socket, not a network card with GDRDMA" in verdict_text(analysis).evidence
+
+
+def test_the_step_after_another_change_is_not_promised_of_the_variable() -> None:
+    before = analysis_of(Cause.COMMUNICATION)
+    fix = PredictedFix("no_sync()", 30.0, 1.3, 0.05, "model", change=Change.NO_SYNC)
+    before = replace(before, verdict=replace(before.verdict, fix=fix, actions=["no_sync()"]))
+    log = transports(nccl_log(environment=["NCCL_IB_DISABLE=1"]))
+    verdict = with_dumps(before, RunDumps(nccl=log), JobRecords(4)).verdict
+    assert (verdict.fix, verdict.actions) == (None, ["unset NCCL_IB_DISABLE (now 1)", "no_sync()"])
 
 
 def test_a_reason_that_the_trace_gives_too_agrees() -> None:

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from stepscope.analyzer.job_time.captured_steps import CapturedSteps
 from stepscope.analyzer.job_time.job_losses import JobLosses, job_losses
+from stepscope.analyzer.job_time.loss import Loss, merged_losses
 from stepscope.analyzer.job_time.steps import job_steps
 from stepscope.analyzer.job_time.training_time import training_time
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, CAUSE_ORDER
 from stepscope.core.documents.run_directory import RankSteps, Step
-from stepscope.core.vocabulary import Cause
+from stepscope.core.vocabulary import Cause, Reason
 from tests.analyzer.job_time.records import MS, START_NS, captured, rank_steps
 
 MOST_MS = 10_000
@@ -107,3 +108,12 @@ def test_little_time_between_operators_may_be_the_profiler_on_a_cpu(
     shares = job_losses(training_time(steps, []), [capture]).breakdown()
     assert shares["host_bound"] == pytest.approx(share, abs=0.001)
     assert sum(shares.values()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("delay_ms", "reasons"), [(1.0, [Reason.GPU_SHARED]), (6.0, [Reason.GPU_SHARED, Reason.CPU_LIMITED])]
+)
+def test_a_small_part_of_a_loss_gives_it_no_reason(delay_ms: float, reasons: list[Reason]) -> None:
+    pauses = Loss(Cause.CONTENTION, 20.0, [Reason.GPU_SHARED])
+    (joined,) = merged_losses([Loss(Cause.CONTENTION, delay_ms, [Reason.CPU_LIMITED]), pauses])
+    assert (joined.ms, joined.reasons) == (20.0 + delay_ms, reasons)
