@@ -41,9 +41,14 @@ def transports_of(events: Sequence[LogEvent], index: CommunicatorIndex) -> list[
 
 
 def transports_of_job(events: Sequence[LogEvent], world_size: int) -> tuple[list[Transport], dict[int, str]]:
-    """Transports and hosts by the ranks of a job of this size: other communicators number their members anew."""
+    """Transports and hosts by the ranks of a job of this size: other communicators number their members anew.
+
+    Args:
+        world_size: 0 if it is unknown: that of the largest communicator.
+    """
     index = index_communicators(events)
-    of_world = {one.id for one in index.communicators if one.num_ranks == world_size}
+    num_ranks = world_size or max((one.num_ranks for one in index.communicators), default=0)
+    of_world = {one.id for one in index.communicators if one.num_ranks == num_ranks}
     hosts = {rank: host for (name, rank), host in index.hosts.items() if name in of_world}
     kept = [
         event
