@@ -15,7 +15,7 @@ from stepscope.analyzer.dumps.hang import FlightRecords
 from stepscope.analyzer.dumps.joined import RunDumps
 from stepscope.analyzer.dumps.out_of_memory import RankSnapshot
 from stepscope.analyzer.dumps.stuck import StuckStep
-from stepscope.analyzer.dumps.transports import JobTransports
+from stepscope.analyzer.dumps.transports import JobLog
 from stepscope.analyzer.hang.live import device_waits
 from stepscope.analyzer.memory import explain_memory
 from stepscope.collectors.flight_recorder import find_flight_dumps, read_flight_dumps
@@ -158,7 +158,7 @@ class _Log(NamedTuple):
     written_ns: int
 
 
-def _nccl(folder: Path, world_size: int, attempts: Sequence[Attempt], notices: list[Notice]) -> JobTransports | None:
+def _nccl(folder: Path, world_size: int, attempts: Sequence[Attempt], notices: list[Notice]) -> JobLog | None:
     """The job's NCCL files, without those that an earlier attempt wrote."""
     try:
         logs = [

@@ -15,7 +15,9 @@ from stepscope.analyzer.memory import explain_memory
 from stepscope.core.documents.analysis import Analysis, EvidenceLayer, PredictedFix
 from stepscope.core.documents.hang import HangEvidence, HangKind, LiveHang, LiveHangState
 from stepscope.core.documents.memory import MemorySnapshot, OutOfMemoryNote
+from stepscope.core.documents.nccl import NcclFinding
 from stepscope.core.documents.run_directory import Step
+from stepscope.core.hardware.health import Severity
 from stepscope.core.text.verdict import verdict_text
 from stepscope.core.vocabulary import Cause, Change, Reason
 from tests.analyzer.dumps.jobs import SECOND, analysis_of, attempt, beside, hung, nccl_log, transports
@@ -194,6 +196,14 @@ def test_a_slow_transport_is_the_reason_of_exposed_communication() -> None:
     assert "ranks 0–3 use NET/Socket, not a network card with GDRDMA" in verdict_text(analysis).evidence
 
 
+def test_where_some_ranks_have_the_variable_they_are_named() -> None:
+    log = transports(nccl_log(16, environment=["NCCL_IB_DISABLE=1"], of_ranks=range(8, 16)), 16)
+    verdict = with_dumps(analysis_of(Cause.COMMUNICATION, world_size=16), RunDumps(nccl=log), JobRecords(16)).verdict
+    assert verdict.summary.endswith("because ranks 8–15 use NET/Socket: NCCL_IB_DISABLE=1")
+    assert verdict.actions[0] == "unset NCCL_IB_DISABLE (now 1) on ranks 8–15"
+    assert verdict.evidence[-1].ranks == list(range(8, 16))
+
+
 def test_the_step_after_another_change_is_not_promised_of_the_variable() -> None:
     before = analysis_of(Cause.COMMUNICATION)
     fix = PredictedFix("no_sync()", 30.0, 1.3, 0.05, "model", change=Change.NO_SYNC)
@@ -243,9 +253,30 @@ def test_a_log_of_another_job_is_not_used(world_size: int, hosts: dict[int, str]
 def test_ranks_of_smaller_communicators_are_not_the_job_s() -> None:
     pair = [line.replace("0xab", "0xcd") for line in nccl_log(2)]
     log = transports([*nccl_log(via="NET/IB/0/GDRDMA"), *pair])
-    assert all(one.ok for one in log.transports)
+    assert all(one.ok for one in log.of_job.transports)
     analysis = with_dumps(analysis_of(Cause.COMMUNICATION), RunDumps(nccl=log), JobRecords(4))
     assert Reason.WRONG_TRANSPORT not in analysis.verdict.reasons
+
+
+@pytest.mark.parametrize(
+    ("code", "hosts", "reasons"),
+    [
+        ("shared_nic", 2, [Reason.SHARED_NIC]),
+        ("shared_nic", 1, []),
+        ("slow_nvlink", 1, [Reason.SLOW_LINK]),
+        ("gpu_fault", 2, []),
+    ],
+)
+def test_findings_on_machines_are_reasons_and_other_errors_warnings(
+    code: str, hosts: int, reasons: list[Reason]
+) -> None:
+    log = transports(nccl_log(via="NET/IB/0/GDRDMA", hosts=hosts))
+    found = NcclFinding(code, Severity.WARNING, "2 GPUs share 1 network card", "log", 1)
+    log = log._replace(report=replace(log.report, findings=[found]))
+    before = analysis_of(Cause.COMMUNICATION)
+    analysis = with_dumps(before, RunDumps(nccl=log), JobRecords(4))
+    assert analysis.verdict.reasons == [*reasons, *before.verdict.reasons]
+    assert ("nccl_gpu_fault" in codes(analysis)) == (code == "gpu_fault")
 
 
 def test_without_a_log_it_is_said_where_it_would_tell_more() -> None:
