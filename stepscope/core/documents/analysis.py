@@ -169,6 +169,7 @@ class PredictedFix:
         error: relative error of the model on runs with a measured answer; None where unknown.
         basis: telemetry | replay | model | bound.
         interval_ms: least and largest step.
+        change: the known change that the step is after; None: after removal of the cause, however that is done.
     """
 
     action: str
@@ -177,6 +178,7 @@ class PredictedFix:
     error: float | None
     basis: str
     interval_ms: tuple[float, float] | None = None
+    change: Change | None = None
 
 
 @dataclass(frozen=True, slots=True)
