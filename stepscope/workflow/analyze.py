@@ -150,7 +150,8 @@ def _with_dumps(analysis: Analysis, job: JobInput, records: _StepRecords) -> Ana
     hosts |= {view.rank: view.header.host_name for view in job.views if view.header.host_name}
     attempts = [] if manifest is None else manifest.attempts
     steps = {rank.rank: [step for step in rank.steps if step.attempt >= len(attempts)] for rank in records.ranks}
-    return with_dumps(analysis, records.dumps, JobRecords(analysis.job.world_size, attempts, steps, hosts))
+    world_size = analysis.job.world_size if manifest is None else manifest.world_size
+    return with_dumps(analysis, records.dumps, JobRecords(world_size, attempts, steps, hosts))
 
 
 def _kept(result: AnalysisResult, run_directory: Path) -> AnalysisResult:

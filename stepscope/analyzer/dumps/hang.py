@@ -6,11 +6,12 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
+from stepscope.analyzer.blame.remedies import remedy_text
 from stepscope.analyzer.dumps.records import Ending, Finding, JobRecords
-from stepscope.analyzer.dumps.stuck import StuckStep, stuck_ending
+from stepscope.analyzer.dumps.stuck import LOOK_AT_STACKS, StuckStep, stuck_ending
 from stepscope.analyzer.hang import explain_hang
 from stepscope.core.documents.analysis import EvidenceLayer
-from stepscope.core.documents.hang import OF_ALL, FlightDump, HangKind, HangVerdict
+from stepscope.core.documents.hang import OF_ALL, FlightDump, HangKind, HangVerdict, LiveHang, LiveHangState
 from stepscope.core.text.numbers import counted, form, ranks_words
 from stepscope.core.vocabulary import Cause, Evidence, Notice
 
@@ -25,23 +26,59 @@ class FlightRecords(NamedTuple):
         device_waits: by rank: the call in which its host waits for its device.
         unreadable: ranks whose dumps cannot be read.
         stuck: steps of ranks that did not end.
+        at_work: by rank: what it did when it was last seen that may take long (a named phase, a checkpoint).
+        live: state of a long step of a job that runs; None of other jobs.
     """
 
     dumps: Sequence[FlightDump] = ()
     device_waits: Mapping[int, str] = MappingProxyType({})
     unreadable: Collection[int] = ()
     stuck: Sequence[StuckStep] = ()
+    at_work: Mapping[int, str] = MappingProxyType({})
+    live: LiveHang | None = None
 
 
 def hang_finding(flight: FlightRecords, records: JobRecords) -> Finding | None:
-    """What a run's flight recorders say: it hangs, or why they are no proof; without them what its stuck steps say."""
-    by_steps = stuck_ending(flight.stuck, records)
-    if not flight.dumps:
-        if by_steps is None:
-            return None
-        return Finding(EvidenceLayer(FLIGHT, True, True, "reports of stuck steps, no flight recorder"), ending=by_steps)
-    finding = _by_dumps(flight, records)
-    return finding if finding.ending is not None or not finding.layer.used else finding._replace(ending=by_steps)
+    """What a run's flight recorders say: it hangs, or why they are no proof; without them what its ranks said."""
+    live = flight.live
+    if live is not None and live.state in (LiveHangState.BUSY, LiveHangState.NONE):
+        return Finding(EvidenceLayer(FLIGHT, True, None, f"step {live.step} is long: {live.summary}"))
+    by_ranks = None if live is None else _live_ending(live)
+    by_ranks = by_ranks or stuck_ending(flight.stuck, records)
+    if flight.dumps:
+        finding = _by_dumps(flight, records)
+        is_early = live is not None and live.state is LiveHangState.UNDECIDED
+        if is_early and finding.ending is not None and not finding.ending.ranks:
+            finding = finding._replace(ending=None)
+        return finding if finding.ending is not None or not finding.layer.used else finding._replace(ending=by_ranks)
+    if by_ranks is None:
+        return None
+    return Finding(EvidenceLayer(FLIGHT, True, True, "reports of the ranks, no flight recorder"), ending=by_ranks)
+
+
+def _live_ending(live: LiveHang) -> Ending | None:
+    """The hang that the ranks of a long step reported."""
+    if live.state is not LiveHangState.HANG:
+        return None
+    return Ending(
+        Cause.HANG,
+        list(live.reasons),
+        list(live.ranks),
+        live.confidence,
+        f"{_kind_words(live.kind)}{live.summary}",
+        [
+            Evidence("step_open_for", live.age_seconds, "s"),
+            *(
+                Evidence(f"rank_state: {one.message}", len(one.ranks), "ranks", ranks=one.ranks)
+                for one in live.evidence
+            ),
+        ],
+        [remedy_text(reason) for reason in live.reasons] or [LOOK_AT_STACKS],
+    )
+
+
+def _kind_words(kind: HangKind | None) -> str:
+    return "" if kind in (None, HangKind.UNKNOWN) else f"{kind}: "
 
 
 def _by_dumps(flight: FlightRecords, records: JobRecords) -> Finding:
@@ -67,13 +104,14 @@ def _by_dumps(flight: FlightRecords, records: JobRecords) -> Finding:
     if damaged := sorted({*verdict.ranks} & {*flight.unreadable}):
         who = form(len(damaged), "whose dump", "whose dumps")
         return _unused(f"{num_dumps}: the others wait for {ranks_words(damaged)}, {who} cannot be read")
-    kind = "" if verdict.kind in (None, HangKind.UNKNOWN) else f"{verdict.kind}: "
+    if working := sorted({*verdict.ranks} & {*flight.at_work}):
+        return _unused(f"{num_dumps}: the others wait for {ranks_words(working)}, in {flight.at_work[working[0]]}")
     ending = Ending(
         Cause.HANG,
         list(verdict.reasons),
         list(verdict.ranks),
         verdict.confidence,
-        f"{kind}{verdict.summary}",
+        f"{_kind_words(verdict.kind)}{verdict.summary}",
         [
             Evidence("flight_recorder_dumps", len(dumps), "flight recorder dumps", ranks=[dump.rank for dump in dumps]),
             *(

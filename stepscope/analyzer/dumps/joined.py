@@ -9,7 +9,7 @@ from typing import NamedTuple
 from stepscope.analyzer.dumps.hang import FlightRecords, hang_finding
 from stepscope.analyzer.dumps.out_of_memory import RankSnapshot, memory_finding
 from stepscope.analyzer.dumps.records import Ending, Finding, JobRecords
-from stepscope.analyzer.dumps.transports import NCCL, WITHOUT_LOG, JobTransports, transport_finding, would_help
+from stepscope.analyzer.dumps.transports import NCCL, WITHOUT_LOG, JobLog, transport_finding, would_help
 from stepscope.core.documents.analysis import Analysis, EvidenceLayer, NextCause, SecondaryCause, Verdict
 from stepscope.core.vocabulary import Cause, Notice
 
@@ -21,7 +21,7 @@ class RunDumps(NamedTuple):
 
     flight: FlightRecords = FlightRecords()
     snapshots: Sequence[RankSnapshot] = ()
-    nccl: JobTransports | None = None
+    nccl: JobLog | None = None
     notices: Sequence[Notice] = ()
 
 

@@ -10,6 +10,7 @@ from stepscope.core.text.numbers import form, ranks_words
 from stepscope.core.vocabulary import Cause, Evidence, Reason
 
 _PERHAPS, _UNKNOWN = 0.6, 0.3
+LOOK_AT_STACKS = "look at flight/rank<r>.stacks.txt of the run: what each thread does"
 _WAIT_FOR_DATA = "the wait for data"
 
 
@@ -52,5 +53,5 @@ def stuck_ending(stuck: Sequence[StuckStep], records: JobRecords) -> Ending | No
         _PERHAPS if are_named else _UNKNOWN,
         f"{ranks_words(ranks)} {stand} still in step {shown[0].step}, in {shown[0].where}{beside}",
         [Evidence("stuck_steps", len(now), "stuck steps", ranks=[one.rank for one in now])],
-        ["look at flight/rank<r>.stacks.txt of the run: what each thread does"],
+        [LOOK_AT_STACKS],
     )

@@ -282,16 +282,31 @@ class Goodput:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerVerdict:
+    """Analysis document: what one source of evidence says of the job without the others; fields as in `Verdict`."""
+
+    cause: Cause
+    reasons: list[Reason]
+    confidence: float
+    ranks: list[int]
+    bottleneck: bool | None = None
+    share: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class EvidenceLayer:
     """Analysis document: one source of evidence: telemetry | trace | counters | flight | memory | nccl.
 
-    `agrees` is None where not compared.
+    Attributes:
+        agrees: None where not compared.
+        verdict: by this source alone; None where it cannot tell.
     """
 
     layer: str
     used: bool
     agrees: bool | None
     note: str
+    verdict: LayerVerdict | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,8 @@ _CLAUSES = {
     "flight_recorder": "{ranks} {subject}",
     "memory_snapshot": "{subject}",
     "flight_recorder_dumps": "by {value}",
+    "rank_state": "{ranks} {subject}",
+    "step_open_for": "the step is open for {value}",
     "stuck_steps": "by reports of {value}",
     "memory_snapshots": "by {value}",
     "transport": "{ranks} use {subject}",

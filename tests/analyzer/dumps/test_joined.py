@@ -13,8 +13,11 @@ from stepscope.analyzer.dumps.records import JobRecords
 from stepscope.analyzer.dumps.stuck import StuckStep
 from stepscope.analyzer.memory import explain_memory
 from stepscope.core.documents.analysis import Analysis, EvidenceLayer, PredictedFix
+from stepscope.core.documents.hang import HangEvidence, HangKind, LiveHang, LiveHangState
 from stepscope.core.documents.memory import MemorySnapshot, OutOfMemoryNote
+from stepscope.core.documents.nccl import NcclFinding
 from stepscope.core.documents.run_directory import Step
+from stepscope.core.hardware.health import Severity
 from stepscope.core.text.verdict import verdict_text
 from stepscope.core.vocabulary import Cause, Change, Reason
 from tests.analyzer.dumps.jobs import SECOND, analysis_of, attempt, beside, hung, nccl_log, transports
@@ -145,6 +148,39 @@ def test_steps_that_make_progress_or_ended_are_no_hang(stuck: list[StuckStep], r
     assert with_dumps(before, RunDumps(FlightRecords(stuck=stuck)), records) == before
 
 
+@pytest.mark.parametrize("state", [LiveHangState.BUSY, LiveHangState.NONE])
+def test_of_a_long_step_whose_ranks_make_progress_no_dump_shows_a_hang(state: LiveHangState) -> None:
+    live = LiveHang(state, ranks=[2], summary="rank 2 at work: a checkpoint", step=41)
+    analysis = joined_hang(JobRecords(4), hung()._replace(live=live))
+    assert analysis.verdict == analysis_of(Cause.DATA_LOADING).verdict
+    assert layer(analysis, "flight").note == "step 41 is long: rank 2 at work: a checkpoint"
+
+
+def test_a_job_that_ended_while_one_rank_wrote_a_checkpoint_did_not_hang() -> None:
+    analysis = joined_hang(JobRecords(4), hung()._replace(at_work={2: "a checkpoint"}))
+    assert analysis.verdict == analysis_of(Cause.DATA_LOADING).verdict
+    assert layer(analysis, "flight").note.endswith("the others wait for rank 2, in a checkpoint")
+
+
+def test_a_hang_that_ranks_report_without_recorders_is_the_verdict() -> None:
+    evidence = [HangEvidence([3], "in load (train.py:7)")]
+    live = LiveHang(
+        LiveHangState.HANG, HangKind.HOST, [Reason.HOST], [3], 0.6, "rank 3 not in the collective", evidence, 41, 30.0
+    )
+    analysis = joined_hang(JobRecords(4), FlightRecords(live=live))
+    assert (analysis.verdict.cause, analysis.verdict.ranks) == (Cause.HANG, [3])
+    assert verdict_text(analysis).evidence == "Rank 3 in load (train.py:7), the step is open for 30 s."
+
+
+def test_where_it_is_too_early_nobody_is_not_called_a_hang() -> None:
+    all_alike = hung()._replace(live=LiveHang(LiveHangState.UNDECIDED, step=41))
+    assert joined_hang(JobRecords(4), all_alike).verdict.ranks == [2]
+    dumps = [replace(dump, operations=all_alike.dumps[0].operations) for dump in all_alike.dumps]
+    before = analysis_of(Cause.DATA_LOADING).verdict
+    assert joined_hang(JobRecords(4), all_alike._replace(dumps=dumps)).verdict == before
+    assert joined_hang(JobRecords(4), FlightRecords(dumps)).verdict.cause is Cause.HANG
+
+
 def test_a_slow_transport_is_the_reason_of_exposed_communication() -> None:
     log = transports(nccl_log(environment=["NCCL_IB_DISABLE=1"]))
     analysis = with_dumps(analysis_of(Cause.COMMUNICATION), RunDumps(nccl=log), JobRecords(4))
@@ -158,6 +194,14 @@ def test_a_slow_transport_is_the_reason_of_exposed_communication() -> None:
     assert analysis.root_causes[0].reasons == [Reason.WRONG_TRANSPORT, Reason.NO_OVERLAP]
     assert layer(analysis, "nccl").used
     assert "ranks 0–3 use NET/Socket, not a network card with GDRDMA" in verdict_text(analysis).evidence
+
+
+def test_where_some_ranks_have_the_variable_they_are_named() -> None:
+    log = transports(nccl_log(16, environment=["NCCL_IB_DISABLE=1"], of_ranks=range(8, 16)), 16)
+    verdict = with_dumps(analysis_of(Cause.COMMUNICATION, world_size=16), RunDumps(nccl=log), JobRecords(16)).verdict
+    assert verdict.summary.endswith("because ranks 8–15 use NET/Socket: NCCL_IB_DISABLE=1")
+    assert verdict.actions[0] == "unset NCCL_IB_DISABLE (now 1) on ranks 8–15"
+    assert verdict.evidence[-1].ranks == list(range(8, 16))
 
 
 def test_the_step_after_another_change_is_not_promised_of_the_variable() -> None:
@@ -209,9 +253,30 @@ def test_a_log_of_another_job_is_not_used(world_size: int, hosts: dict[int, str]
 def test_ranks_of_smaller_communicators_are_not_the_job_s() -> None:
     pair = [line.replace("0xab", "0xcd") for line in nccl_log(2)]
     log = transports([*nccl_log(via="NET/IB/0/GDRDMA"), *pair])
-    assert all(one.ok for one in log.transports)
+    assert all(one.ok for one in log.of_job.transports)
     analysis = with_dumps(analysis_of(Cause.COMMUNICATION), RunDumps(nccl=log), JobRecords(4))
     assert Reason.WRONG_TRANSPORT not in analysis.verdict.reasons
+
+
+@pytest.mark.parametrize(
+    ("code", "hosts", "reasons"),
+    [
+        ("shared_nic", 2, [Reason.SHARED_NIC]),
+        ("shared_nic", 1, []),
+        ("slow_nvlink", 1, [Reason.SLOW_LINK]),
+        ("gpu_fault", 2, []),
+    ],
+)
+def test_findings_on_machines_are_reasons_and_other_errors_warnings(
+    code: str, hosts: int, reasons: list[Reason]
+) -> None:
+    log = transports(nccl_log(via="NET/IB/0/GDRDMA", hosts=hosts))
+    found = NcclFinding(code, Severity.WARNING, "2 GPUs share 1 network card", "log", 1)
+    log = log._replace(report=replace(log.report, findings=[found]))
+    before = analysis_of(Cause.COMMUNICATION)
+    analysis = with_dumps(before, RunDumps(nccl=log), JobRecords(4))
+    assert analysis.verdict.reasons == [*reasons, *before.verdict.reasons]
+    assert ("nccl_gpu_fault" in codes(analysis)) == (code == "gpu_fault")
 
 
 def test_without_a_log_it_is_said_where_it_would_tell_more() -> None:
