@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -75,18 +76,21 @@ MAX_RANKS_OF_JOB = 256
 
 
 def read_attempts_steps(
-    run_directory: Path, most_ranks: int = MAX_RANKS_OF_JOB
+    run_directory: Path, most_ranks: int = MAX_RANKS_OF_JOB, *, most_bytes: int | None = None
 ) -> tuple[list[layout.RankSteps], list[Notice]]:
     """Read the steps of all attempts of a run, also those that a later one repeated, of at most so many ranks.
 
     In a run from before step lines had attempts, one begins where the index falls back.
+
+    Args:
+        most_bytes: of all files together, the newest lines of each; None for all.
 
     Returns:
         The ranks with steps; and notices of lines and files that could not be read, and of ranks with far fewer steps.
     """
     files = _spread(_files_by_rank(run_directory), most_ranks)
     try:
-        steps_of, notices = _all_steps(files)
+        steps_of, notices = _all_steps(files, None if most_bytes is None else most_bytes // max(len(files), 1))
     except OSError as error:
         text = f"{run_directory / layout.STEPS_FOLDER}: cannot be read ({error}); left out"
         return [], [Notice("unusable_file", text)]
@@ -118,14 +122,16 @@ def _with_attempts(steps: list[layout.Step]) -> list[layout.Step]:
     return numbered
 
 
-def _all_steps(files: list[tuple[int, Path]]) -> tuple[dict[int, list[layout.Step]], list[Notice]]:
-    """All steps by rank, and notices of lines that could not be read."""
+def _all_steps(
+    files: list[tuple[int, Path]], most_bytes: int | None = None
+) -> tuple[dict[int, list[layout.Step]], list[Notice]]:
+    """Steps by rank, and notices of lines that could not be read; `most_bytes` of each file are read, the last."""
     steps_of: dict[int, list[layout.Step]] = {}
     notices = []
     for rank, path in files:
         steps = steps_of.setdefault(rank, [])
         num_unreadable = 0
-        for line, text in _read_lines(path):
+        for line, text in _read_lines(path, most_bytes):
             if line is None:
                 num_unreadable += 1
             else:
@@ -167,13 +173,17 @@ _decode_line = msgspec.json.Decoder(_StepLine).decode
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-def _read_lines(path: Path) -> Iterator[tuple[_StepLine | None, bytes]]:
+def _read_lines(path: Path, most_bytes: int | None = None) -> Iterator[tuple[_StepLine | None, bytes]]:
     """The lines of one rank's file, parsed (None: it is not a step) and as text. Leaves out a last line that was cut.
 
     Raises:
         OSError: the file cannot be read.
     """
-    for text in path.read_bytes().split(b"\n")[:-1]:
+    with path.open("rb") as file:
+        skipped = 0 if most_bytes is None else max(os.fstat(file.fileno()).st_size - most_bytes, 0)
+        file.seek(skipped)
+        lines = file.read().split(b"\n")[:-1]
+    for text in lines[1:] if skipped else lines:
         line = None
         with suppress(*_UNREADABLE):
             line = _decode_line(text)
@@ -399,7 +409,7 @@ _MAX_PLACE_LENGTH = 80
 _FINISHED = "finished"
 
 
-class _StuckHead(msgspec.Struct):
+class StuckHead(msgspec.Struct):
     """The part of a `StuckReport` that a list of stuck steps needs; decoding skips the rest."""
 
     rank: Annotated[int, msgspec.Meta(ge=0)]
@@ -408,6 +418,28 @@ class _StuckHead(msgspec.Struct):
     where: str
     is_still: bool = True
     ended_ns: int | None = None
+    collective: dict[str, Any] | None = None
+
+    @property
+    def place(self) -> str:
+        """Where the rank is, for people."""
+        return _printable(self.where)
+
+
+def read_stuck_steps(run_directory: Path, manifest: layout.RunManifest | None) -> list[StuckHead]:
+    """Store, step records: steps of a run's last attempt that did not end; none of a finished job."""
+    attempt = manifest.attempts[-1] if manifest is not None and manifest.attempts else None
+    if attempt is not None and attempt.ended == _FINISHED:
+        return []
+    since_ns = 0 if attempt is None else attempt.start_ns
+    stuck = []
+    for path in sorted((run_directory / layout.FLIGHT_FOLDER).glob(_STUCK_FILES))[:_MAX_STUCK_RANKS]:
+        with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            with path.open("rb") as file:
+                state = msgspec.json.decode(file.read(_MAX_STUCK_BYTES), type=StuckHead)
+            if state.ended_ns is None and state.began_ns >= since_ns:
+                stuck.append(state)
+    return stuck
 
 
 def stuck_steps(run_directory: Path, manifest: layout.RunManifest | None) -> list[Notice]:
@@ -415,17 +447,9 @@ def stuck_steps(run_directory: Path, manifest: layout.RunManifest | None) -> lis
 
     For example 'rank 3 stuck in step 412, in all_reduce'.
     """
-    attempt = manifest.attempts[-1] if manifest is not None and manifest.attempts else None
-    if attempt is not None and attempt.ended == _FINISHED:
-        return []
-    since_ns = 0 if attempt is None else attempt.start_ns
     ranks: dict[tuple[bool, int, str], list[int]] = defaultdict(list)
-    for path in sorted((run_directory / layout.FLIGHT_FOLDER).glob(_STUCK_FILES))[:_MAX_STUCK_RANKS]:
-        with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            with path.open("rb") as file:
-                state = msgspec.json.decode(file.read(_MAX_STUCK_BYTES), type=_StuckHead)
-            if state.ended_ns is None and state.began_ns >= since_ns:
-                ranks[state.is_still, state.step, _printable(state.where)].append(state.rank)
+    for state in read_stuck_steps(run_directory, manifest):
+        ranks[state.is_still, state.step, state.place].append(state.rank)
     how = {True: "stuck", False: "at work while others were stuck"}
     return [
         Notice(

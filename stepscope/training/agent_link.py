@@ -183,6 +183,11 @@ class AgentLink(HeartbeatSource):
         """Take in steps that have all their figures, also deferred ones from the GPU."""
         self.newest_settled = records[-1]
 
+    def send(self, line: bytes) -> None:
+        """Send a line where there is an agent; from any thread."""
+        if self._connection.is_running:
+            self._connection.send(line)
+
     def close(self, patience_seconds: float = 2.0) -> None:
         """Fail pending requests, send what is left, and end the thread, waiting at most `patience_seconds`."""
         self._captures.close()

@@ -31,6 +31,7 @@ def profile(
     memory: str | int | None = None,
     export: str | Iterable[str] | None = None,
     first_step: int | None = None,
+    live_verdict: float | str | None = None,
 ) -> Profile:
     """Measure a training loop: `with stepscope.profile(...) as prof:` and `prof.step()` after each optimizer step.
 
@@ -63,6 +64,9 @@ def profile(
             with them; by default from STEPSCOPE_EXPORT.
         first_step: number of the first step, where the job goes on from a checkpoint; by default a run that is
             continued numbers on from its last step. Schedules count from the first step of each start.
+        live_verdict: seconds from one verdict on the running job to the next, "on" (60) or "off": a process of lowest
+            priority beside rank 0 works it out, and the nodes' agents show it; by default from
+            STEPSCOPE_LIVE_VERDICT, else "off".
     """
     arguments = dict(locals())
     is_on = arguments.pop("enabled") and not is_disabled(os.environ)

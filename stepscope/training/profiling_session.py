@@ -46,6 +46,7 @@ from stepscope.training.run.context import (
 )
 from stepscope.training.run.counter_log import CounterLog
 from stepscope.training.run.identity import choose_run_name, identify_process
+from stepscope.training.run.live_verdict import LiveVerdictTask, live_verdict_task
 from stepscope.training.run.mesh import mesh_sizes
 from stepscope.training.run.run_files import remove_leftovers
 from stepscope.training.run.shutdown import ShutdownHandler
@@ -134,6 +135,7 @@ class Profile:
         self._times = UnprofiledStepTime()
         self._agent_link: AgentLink | None = None
         self._counters: CounterLog | None = None
+        self._live_verdict: LiveVerdictTask | None = None
         self._captures: CaptureRunner | None = None
         self._listeners = StepListeners()
         self._annotation: Any = None
@@ -381,7 +383,8 @@ class Profile:
         made = make_step_listeners(context, self._scalar_reader, self._log.running_step)
         self._listeners = StepListeners([*made, self._gradients, *observed])
         self._run_delay = make_run_delay()
-        tasks = [self._writer, self._manifest, self._counters, *self._run_delay, *made]
+        self._live_verdict = live_verdict_task(context, self._agent_link.send)
+        tasks = [self._writer, self._manifest, self._counters, self._live_verdict, *self._run_delay, *made]
         self._background_loop = BackgroundLoop(each for each in tasks if isinstance(each, PeriodicTask))
         self._background_loop.start()
         self._shutdown = ShutdownHandler(
@@ -458,6 +461,8 @@ class Profile:
             self._background_loop.stop()
         if self._shutdown is not None:
             self._shutdown.stop()
+        if self._live_verdict is not None:
+            self._live_verdict.close()
 
     def _keep_unprofiled_time(self) -> None:
         if self._manifest is not None:

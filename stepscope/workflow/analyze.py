@@ -5,6 +5,7 @@ Without a trace the records of the job's steps are analysed, and dumps that show
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -22,8 +23,9 @@ from stepscope.analyzer.summaries import timeline_document
 from stepscope.analyzer.untraced_job import analyse_untraced_job
 from stepscope.core.documents.analysis import Analysis, CaptureAnalyses, CaptureAnalysis
 from stepscope.core.documents.run_counters import RankCounters
-from stepscope.core.documents.run_directory import RankSteps, RankTimeline
+from stepscope.core.documents.run_directory import Attempt, RankSteps, RankTimeline, Step
 from stepscope.core.errors import DataError, none_usable
+from stepscope.core.text.numbers import counted
 from stepscope.core.vocabulary import Cause, Notice
 from stepscope.store.counter_records import read_counters
 from stepscope.store.runs import find_manifest, save_analysis, save_timelines
@@ -52,6 +54,33 @@ class AnalysisResult:
     num_captures: int = 1
 
 
+class RecentSteps(NamedTuple):
+    """The steps by which a job is judged while it runs: the latest, and those that were profiled.
+
+    Attributes:
+        seconds: before the newest step; also what came before, until there are `least` of each rank.
+        most_bytes: of all step files together, the newest lines of each.
+    """
+
+    seconds: float
+    least: int = 20
+    most_bytes: int = 64 << 20
+
+    def of(self, ranks: Sequence[RankSteps]) -> list[RankSteps]:
+        """Those of these."""
+        newest_ns = max((rank.steps[-1].end_ns for rank in ranks if rank.steps), default=0)
+        since_ns = newest_ns - int(self.seconds * 1e9)
+        return [RankSteps(rank.rank, self._of_rank(rank.steps, since_ns)) for rank in ranks]
+
+    def _of_rank(self, steps: list[Step], since_ns: int) -> list[Step]:
+        first = len(steps) - self.least
+        return [
+            step
+            for place, step in enumerate(steps)
+            if step.attempt == steps[-1].attempt and (place >= first or step.end_ns > since_ns or step.state != "wait")
+        ]
+
+
 def analyze(
     paths: Sequence[str],
     *,
@@ -60,6 +89,7 @@ def analyze(
     keep: bool = True,
     with_timelines: bool = False,
     network_bytes_per_second: float | None = None,
+    recent: RecentSteps | None = None,
     fan_out: FanOut = HERE,
     on_progress: Progress | None = None,
 ) -> AnalysisResult:
@@ -73,6 +103,7 @@ def analyze(
         with_timelines: whether to return the timelines.
         network_bytes_per_second: bandwidth of each GPU's network card in one direction, which sets the expected
             bandwidth of collectives between hosts.
+        recent: judge a run by these steps alone; None for all.
 
     Raises:
         DataError: no file can be used, or two are of the same rank; a run has neither traces nor steps.
@@ -84,9 +115,9 @@ def analyze(
     except NoCaptureError as error:
         if whole_file or capture is not None or len(paths) > 1:
             raise
-        analysis = _analyse_untraced(error)
+        analysis = _analyse_untraced(error, recent)
         return _kept(AnalysisResult(analysis, None), error.run) if keep else AnalysisResult(analysis, None)
-    records = None if whole_file or job.run_directory is None else _read_records(job.run_directory)
+    records = None if whole_file or job.run_directory is None else _read_records(job.run_directory, recent)
     others = [] if records is None or not records.ranks else _other_captures(job, fan_out)
     analysis, final_views = _analyse(job, records, others, network_bytes_per_second)
     is_latest = capture in (None, job.num_captures)
@@ -119,7 +150,8 @@ def _with_dumps(analysis: Analysis, job: JobInput, records: _StepRecords) -> Ana
     hosts |= {view.rank: view.header.host_name for view in job.views if view.header.host_name}
     attempts = [] if manifest is None else manifest.attempts
     steps = {rank.rank: [step for step in rank.steps if step.attempt >= len(attempts)] for rank in records.ranks}
-    return with_dumps(analysis, records.dumps, JobRecords(analysis.job.world_size, attempts, steps, hosts))
+    world_size = analysis.job.world_size if manifest is None else manifest.world_size
+    return with_dumps(analysis, records.dumps, JobRecords(world_size, attempts, steps, hosts))
 
 
 def _kept(result: AnalysisResult, run_directory: Path) -> AnalysisResult:
@@ -133,13 +165,13 @@ def _kept(result: AnalysisResult, run_directory: Path) -> AnalysisResult:
     return replace(result, kept_in=run_directory)
 
 
-def _analyse_untraced(error: NoCaptureError) -> Analysis:
+def _analyse_untraced(error: NoCaptureError, recent: RecentSteps | None) -> Analysis:
     """Analyse a run without traces by its step records and dumps.
 
     Raises:
         NoCaptureError: it has no steps either, and its dumps do not show how it ended.
     """
-    job, records = read_untraced_job(error.run), _read_records(error.run)
+    job, records = read_untraced_job(error.run), _read_records(error.run, recent)
     facts = _run_facts(job, records, [])
     context = replace(job.context, notices=(*records.notices, *job.context.notices))
     most_ranks = records.ranks[-1].rank + 1 if records.ranks else 0
@@ -203,15 +235,34 @@ class _StepRecords(NamedTuple):
     dumps: RunDumps
 
 
-def _read_records(run_directory: Path) -> _StepRecords:
-    ranks, notices = read_attempts_steps(run_directory)
+def _read_records(run_directory: Path, recent: RecentSteps | None = None) -> _StepRecords:
+    ranks, notices = read_attempts_steps(run_directory, most_bytes=None if recent is None else recent.most_bytes)
     counters, unread = read_counters(run_directory)
     manifest = find_manifest(run_directory)
+    notices += [] if manifest is None else _still_running(ranks, manifest.attempts)
+    ranks = ranks if recent is None else recent.of(ranks)
     world_size = len(ranks) if manifest is None else manifest.world_size
     is_whole = [rank.rank for rank in ranks] == list(range(world_size))
     light = light_steps(run_directory, ranks) if is_whole else None
-    dumps = read_dumps(run_directory, world_size, [] if manifest is None else manifest.attempts)
+    dumps = read_dumps(run_directory, world_size, manifest)
     return _StepRecords(ranks, light, [*notices, *unread], counters, dumps)
+
+
+_SILENT_SECONDS, _SILENT_STEPS = 120.0, 5
+"""A run without an end whose newest step is older than both was killed, or hangs."""
+
+
+def _still_running(ranks: Sequence[RankSteps], attempts: Sequence[Attempt]) -> list[Notice]:
+    """A notice where the latest attempt has no end and its newest step is recent, by the clocks of both hosts."""
+    last = max((rank.steps[-1] for rank in ranks if rank.steps), key=lambda step: step.end_ns, default=None)
+    if last is None or not attempts or attempts[-1].end_ns is not None or last.end_ns < attempts[-1].start_ns:
+        return []
+    age_seconds = (time.time_ns() - last.end_ns) / 1e9
+    if age_seconds > max(_SILENT_SECONDS, _SILENT_STEPS * (last.end_ns - last.start_ns) / 1e9):
+        return []
+    steps = counted(len({(step.attempt, step.index) for rank in ranks for step in rank.steps}), "step")
+    text = f"the job still runs: {steps} so far, the newest {max(age_seconds, 0.0):.0f} s ago; the verdict may change"
+    return [Notice("still_running", text)]
 
 
 def _run_facts(job: JobInput, records: _StepRecords, other_captures: Sequence[CapturedSteps]) -> RunFacts | None:

@@ -6,6 +6,7 @@ A dump that cannot be read is a notice, never an error: the verdict on the steps
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -13,18 +14,26 @@ from typing import NamedTuple
 from stepscope.analyzer.dumps.hang import FlightRecords
 from stepscope.analyzer.dumps.joined import RunDumps
 from stepscope.analyzer.dumps.out_of_memory import RankSnapshot
-from stepscope.analyzer.dumps.transports import JobTransports
-from stepscope.analyzer.hang import explain_hang
+from stepscope.analyzer.dumps.stuck import StuckStep
+from stepscope.analyzer.dumps.transports import JobLog
 from stepscope.analyzer.hang.live import device_waits
 from stepscope.analyzer.memory import explain_memory
 from stepscope.collectors.flight_recorder import find_flight_dumps, read_flight_dumps
 from stepscope.collectors.memory_snapshot import read_memory_snapshot, read_out_of_memory_note
 from stepscope.core.documents.memory import AllocatorAction, MemorySnapshot
-from stepscope.core.documents.run_directory import FLIGHT_FOLDER, LIVE_FOLDER, MEMORY_FOLDER, NCCL_FOLDER, Attempt
+from stepscope.core.documents.run_directory import (
+    FLIGHT_FOLDER,
+    LIVE_FOLDER,
+    MEMORY_FOLDER,
+    NCCL_FOLDER,
+    Attempt,
+    RunManifest,
+)
 from stepscope.core.errors import DataError
 from stepscope.core.text.numbers import counted, plain_size
 from stepscope.core.vocabulary import Notice
-from stepscope.workflow.live_hang import read_rank_states
+from stepscope.store.step_records import read_stuck_steps
+from stepscope.workflow.live_hang import MAX_STATE_AGE_SECONDS, read_live_hang, read_rank_states
 from stepscope.workflow.memory import SNAPSHOT_SUFFIXES
 from stepscope.workflow.nccl import read_job_log
 
@@ -39,42 +48,51 @@ _GZIP_RATIO = 20
 _RANK = re.compile(r"rank(\d{1,7})(?!\d)")
 
 
-def read_dumps(run_directory: Path, world_size: int, attempts: Sequence[Attempt] = ()) -> RunDumps:
-    """Dumps in flight/, memory/ and nccl/ of a run directory; `attempts` as its manifest lists them."""
+def read_dumps(run_directory: Path, world_size: int, manifest: RunManifest | None) -> RunDumps:
+    """Dumps in flight/, memory/ and nccl/ of a run directory."""
     notices: list[Notice] = []
-    flight = _flight(run_directory / FLIGHT_FOLDER, world_size, notices)
+    attempts = [] if manifest is None else manifest.attempts
+    flight = _flight(run_directory, attempts, notices)
+    stuck = [
+        StuckStep(one.rank, one.step, one.began_ns, one.place, one.is_still, one.collective is not None)
+        for one in read_stuck_steps(run_directory, manifest)
+    ]
     snapshots = _snapshots(run_directory / MEMORY_FOLDER, notices)
     nccl = _nccl(run_directory / NCCL_FOLDER, world_size, attempts, notices)
-    return RunDumps(flight, snapshots, nccl, notices)
+    return RunDumps(flight._replace(stuck=stuck), snapshots, nccl, notices)
 
 
-def _flight(folder: Path, world_size: int, notices: list[Notice]) -> FlightRecords | None:
-    """Dumps of ranks that failed or whose step did not end, else those of a step that is long just now."""
-    for place in (folder, folder / LIVE_FOLDER):
-        try:
-            if not place.is_dir():
-                return None
-            files, left_out = find_flight_dumps([place])
-            num_bytes = sum(file.path.stat().st_size for file in files)
-        except (DataError, OSError) as error:
-            notices.append(_unreadable(place, error))
-            return None
-        if not files:
-            continue
+def _flight(run_directory: Path, attempts: Sequence[Attempt], notices: list[Notice]) -> FlightRecords:
+    """Dumps of ranks that failed or whose step did not end; of a step that is long just now, if those are older."""
+    folder = run_directory / FLIGHT_FOLDER
+    states = read_rank_states(folder / LIVE_FOLDER)
+    seen_ns = max((state.seen_ns for state in states), default=0)
+    states = [] if attempts and seen_ns < attempts[-1].start_ns else states
+    is_running = bool(states) and time.time_ns() - seen_ns < MAX_STATE_AGE_SECONDS * 1e9
+    live = read_live_hang(run_directory) if is_running else None
+    at_work = {state.rank: state.doing for state in states if state.doing}
+    since_ns = min((state.since_ns for state in states), default=0)
+    flight = _dumps(folder, notices)
+    if not flight.dumps or max(dump.written_ns or 0 for dump in flight.dumps) < since_ns:
+        of_live = _dumps(folder / LIVE_FOLDER, notices)
+        flight = of_live if of_live.dumps else flight
+    return flight._replace(device_waits=device_waits(states), at_work=at_work, live=live)
+
+
+def _dumps(folder: Path, notices: list[Notice]) -> FlightRecords:
+    """Flight recorder dumps in one folder."""
+    try:
+        files, left_out = find_flight_dumps([folder] if folder.is_dir() else [])
+        num_bytes = sum(file.path.stat().st_size for file in files)
         if num_bytes > _MAX_FLIGHT_BYTES:
-            what = f"{place}: {counted(len(files), 'flight recorder dump')} of {plain_size(num_bytes)} are not read"
-            notices.append(Notice("unread_files", f"{what} here; run: stepscope hang {folder.parent}"))
-            return None
-        try:
-            dumps, unusable = read_flight_dumps(files)
-        except DataError as error:
-            notices.append(Notice("unusable_file", str(error)))
-            return None
-        notices += [*left_out, *unusable]
-        waits = device_waits(read_rank_states(folder / LIVE_FOLDER))
-        report = explain_hang(dumps, world_size=world_size, device_waits=waits)
-        return FlightRecords(dumps, report, {file.rank for file in files} - {dump.rank for dump in dumps})
-    return None
+            what = f"{counted(len(files), 'flight recorder dump')} of {plain_size(num_bytes)} are not read here"
+            raise DataError(what, where=str(folder), what_next=f"run: stepscope hang {folder}")
+        dumps, unusable = read_flight_dumps(files)
+    except (DataError, OSError) as error:
+        notices.append(_unreadable(folder, error))
+        return FlightRecords()
+    notices += [*left_out, *unusable]
+    return FlightRecords(dumps, unreadable={file.rank for file in files} - {dump.rank for dump in dumps})
 
 
 def _snapshots(folder: Path, notices: list[Notice]) -> list[RankSnapshot]:
@@ -140,7 +158,7 @@ class _Log(NamedTuple):
     written_ns: int
 
 
-def _nccl(folder: Path, world_size: int, attempts: Sequence[Attempt], notices: list[Notice]) -> JobTransports | None:
+def _nccl(folder: Path, world_size: int, attempts: Sequence[Attempt], notices: list[Notice]) -> JobLog | None:
     """The job's NCCL files, without those that an earlier attempt wrote."""
     try:
         logs = [

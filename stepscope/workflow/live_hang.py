@@ -32,7 +32,7 @@ _NOBODY = 65534
 _MAX_STATE_BYTES = 64 << 10
 _MAX_MANIFEST_BYTES = 8 << 20
 _MAX_RECORD_BYTES = 64 << 20
-_MAX_AGE_SECONDS = 120.0
+MAX_STATE_AGE_SECONDS = 120.0
 """Age of the newest state from which the states are leftovers of a job that has ended."""
 
 
@@ -47,7 +47,7 @@ def read_live_hang(run_directory: Path, *, owner: int | None = None, now_ns: int
     now_ns = time.time_ns() if now_ns is None else now_ns
     files = _OwnedFiles(None if owner is None else frozenset({owner, _NOBODY}))
     states = list(_states(run_directory / FLIGHT_FOLDER / LIVE_FOLDER, files))
-    states = [state for state in fresh_states(states) if now_ns - state.seen_ns < _MAX_AGE_SECONDS * 1e9]
+    states = [state for state in fresh_states(states) if now_ns - state.seen_ns < MAX_STATE_AGE_SECONDS * 1e9]
     world_size = _world_size(run_directory, files)
     here = _ranks_here(run_directory)
     expected = {rank for rank in here if rank < world_size} if world_size else here

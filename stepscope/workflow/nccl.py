@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from stepscope.analyzer.dumps.transports import JobTransports
+from stepscope.analyzer.dumps.transports import JobLog
 from stepscope.analyzer.nccl import explain_nccl
 from stepscope.analyzer.nccl.transports import transports_of_job
 from stepscope.collectors.nccl.log import LogReader, read_log
@@ -58,14 +58,14 @@ def read_nccl(paths: Sequence[str]) -> NcclReport:
     return _report(_parsed(paths))
 
 
-def read_job_log(paths: Sequence[str], world_size: int) -> JobTransports:
+def read_job_log(paths: Sequence[str], world_size: int) -> JobLog:
     """The NCCL report on files of one job, and its transports by the ranks of a job of this size.
 
     Raises:
         DataError: a path does not exist, or contains nothing of NCCL's.
     """
     parsed = _parsed(paths)
-    return JobTransports(_report(parsed), *transports_of_job(parsed.events, world_size))
+    return JobLog(_report(parsed), transports_of_job(parsed.events, world_size))
 
 
 def _report(parsed: _Parsed) -> NcclReport:

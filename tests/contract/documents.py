@@ -52,6 +52,7 @@ from stepscope.core.errors import UsageError
 from stepscope.core.protocol.captures import CaptureReport, order_document
 from stepscope.core.protocol.messages import Message
 from stepscope.core.protocol.messages import encode_message as encode_message
+from stepscope.core.protocol.verdicts import LiveVerdict, live_verdict_document
 from stepscope.core.vocabulary import Notice
 from stepscope.dashboard.api import RUNS_SCHEMA, TILE_SCHEMA, _RunsDocument, _TileDocument, refusal
 from stepscope.reference_workloads.bench.result import BENCH_SCHEMA, Bench
@@ -125,6 +126,7 @@ def _with_schema() -> Iterator[list[Any]]:
     """Documents that tell their schema; each several times, with other members of each union."""
     yield _encoded(Analysis, encode_document)
     yield _encoded(CaptureAnalyses, encode_document)
+    yield [_through_json(live_verdict_document(verdict)) for verdict in samples(LiveVerdict)]
     yield _encoded(WhatIfReport, encode_document)
     yield _encoded(Comparison, encode_document)
     yield _encoded(NcclReport, lambda report: encode_document(nccl_document(report)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from stepscope.core.documents.run_directory import (
     ANALYSIS_FILE,
     CHECKPOINT_FOLDER,
+    LIVE_VERDICT_FILE,
     NCCL_FOLDER,
     PHASE_PREFIX,
     RUN_FILE,
@@ -24,6 +25,7 @@ def run_files() -> dict[str, dict[str, str]]:
         "files": {
             "analysis": ANALYSIS_FILE,
             "checkpoints": f"{CHECKPOINT_FOLDER}/",
+            "live verdict": LIVE_VERDICT_FILE,
             "manifest": RUN_FILE,
             "NCCL's logs": f"{NCCL_FOLDER}/",
             "time lines": TIMELINE_FILE,

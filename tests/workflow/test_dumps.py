@@ -204,6 +204,16 @@ def test_a_recorded_slow_job_and_its_log(
     assert (analysis.verdict == alone.verdict) is not agrees
 
 
+def test_a_run_with_a_damaged_manifest_takes_its_size_from_what_there_is(tmp_path: Path, shared_traces: Path) -> None:
+    run = write_run(tmp_path / "run")
+    (run / "run.json").write_text("{}")
+    hang_into(run, shared_traces)
+    (run / "nccl/node0.100").write_text("\n".join(nccl_log(environment=["NCCL_IB_DISABLE=1"])))
+    analysis = analysed(run)
+    assert analysis.verdict.ranks == [2]
+    assert any("ranks 0–3 use NET/Socket: NCCL_IB_DISABLE=1" in notice.message for notice in analysis.warnings)
+
+
 def test_a_log_of_an_earlier_attempt_is_not_used(tmp_path: Path) -> None:
     later = {"start_ns": 2**62, "end_ns": None, "ended": None, "world_size": 4}
     earlier = {"start_ns": BEGIN_NS, "end_ns": 2**61, "ended": "exception", "world_size": 4}

@@ -14,6 +14,7 @@ _VARIABLES = {
     "STEPSCOPE_CAPTURE_WHEN": "Default of `profile(capture_when=)`: `slow_step`, or `slow_step:factor=2,times=5`.",
     "STEPSCOPE_DISABLE": "1 turns measuring off in `profile()` and `stepscope run`.",
     "STEPSCOPE_EXPORT": "Default of `profile(export=)`: `otel`, `wandb`, `mlflow`, separated by commas.",
+    "STEPSCOPE_LIVE_VERDICT": "Default of `profile(live_verdict=)`: seconds between verdicts, `on` or `off`.",
     "STEPSCOPE_MEMORY": "Default of `profile(memory=)`: when memory snapshots are written.",
     "STEPSCOPE_MESH": "Parallel layout of the job, such as `tp=2,pp=2,dp=2`.",
     "STEPSCOPE_PROJECT": "Project of a job, in the agent's job metrics.",

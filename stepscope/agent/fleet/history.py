@@ -9,6 +9,7 @@ from math import inf
 
 from stepscope.agent.polling import STALE_SECONDS, SourceState
 from stepscope.analyzer.fleet import GpuFacts, GpuSample, HostUse
+from stepscope.analyzer.fleet.samples import SAMPLE_FIELDS
 from stepscope.collectors.host.cgroups import cgroup_with_parents
 from stepscope.core.hardware.devices import Device, DeviceJoin, device_of
 from stepscope.core.hardware.gpu_catalogue import board_power_watts
@@ -16,32 +17,21 @@ from stepscope.core.metrics.agent import TRAINING
 from stepscope.core.metrics.readings import CGROUP, GPU, HOST, PROCESS, Labels, Reading, labels_of
 
 _STALE_NS = int(STALE_SECONDS * 1e9)
-_SAMPLE_FIELDS = {
-    "utilization_ratio": "utilization",
-    "memory_bandwidth_busy_ratio": "memory_busy",
-    "power_watts": "power_watts",
-    "sm_clock_hertz": "clock_hertz",
-    "graphics_engine_active_ratio": "engine",
-    "sm_active_ratio": "sm",
-    "tensor_active_ratio": "tensor",
-    "dram_active_ratio": "dram",
-    "pcie_transmit_bytes_per_second": "pcie_transmit",
-    "pcie_receive_bytes_per_second": "pcie_receive",
-    "memory_used_bytes": "memory_used",
-    "power_limit_watts": "",
-    "sm_clock_max_hertz": "",
-    "memory_total_bytes": "",
-    "mig_enabled": "",
-    "fp64_active_ratio": "",
-    "fp32_active_ratio": "",
-    "fp16_active_ratio": "",
-    "integer_active_ratio": "",
-    "nvlink_transmit_bytes_per_second": "",
-    "nvlink_receive_bytes_per_second": "",
-    "nvlink_data_bytes_per_second": "",
-}
-"""Metrics that a GPU has once, and the field of the sample; empty of those that only facts and sums use."""
-_NAMES = {GPU + metric: metric for metric in _SAMPLE_FIELDS}
+_FACTS_AND_SUMS = (
+    "power_limit_watts",
+    "sm_clock_max_hertz",
+    "memory_total_bytes",
+    "mig_enabled",
+    "fp64_active_ratio",
+    "fp32_active_ratio",
+    "fp16_active_ratio",
+    "integer_active_ratio",
+    "nvlink_transmit_bytes_per_second",
+    "nvlink_receive_bytes_per_second",
+    "nvlink_data_bytes_per_second",
+)
+"""Metrics that a GPU has once, and that are no fields of a sample."""
+_NAMES = {GPU + metric: metric for metric in (*SAMPLE_FIELDS, *_FACTS_AND_SUMS)}
 _DIRECTIONS = ("transmit", "receive")
 _COUNTERS = frozenset(
     f"{GPU}{link}_{direction}_bytes_total" for link in ("nvlink", "pcie") for direction in _DIRECTIONS
@@ -87,7 +77,7 @@ class GpuValues:
 
     def sample(self, rates: Mapping[str, float]) -> GpuSample:
         """The newest sample; `rates` of counters (bytes/s by name) are for what no source reports as a rate."""
-        fields = {name: self.values.get(metric) for metric, name in _SAMPLE_FIELDS.items() if name}
+        fields = {name: self.values.get(metric) for metric, name in SAMPLE_FIELDS.items()}
         for direction in _DIRECTIONS:
             if fields[f"pcie_{direction}"] is None:
                 fields[f"pcie_{direction}"] = rates.get(f"pcie_{direction}_bytes_total")

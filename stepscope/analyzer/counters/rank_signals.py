@@ -37,6 +37,11 @@ class RankSignals:
         return [one.host for one in self._messages if one.host is not None]
 
     @property
+    def gpus(self) -> list[GpuCounters]:
+        """The messages on its GPU, in order."""
+        return [gpu for _, gpu in self._gpus]
+
+    @property
     def has_gpu(self) -> bool:
         return bool(self._gpus)
 
@@ -46,11 +51,11 @@ class RankSignals:
 
     def gpu(self, name: str) -> Signal:
         """A sampled metric of the GPU."""
-        return Signal.of_samples(*_samples([gpu for _, gpu in self._gpus], name))
+        return Signal.of_samples(*_samples(self.gpus, name))
 
     def newest_of_gpu(self, name: str) -> float | None:
         """The newest value of a metric that hardly changes."""
-        values = _samples([gpu for _, gpu in self._gpus], name)[1]
+        values = _samples(self.gpus, name)[1]
         return next((value for value in reversed(values) if value is not None), None)
 
     def throttled(self, reasons: frozenset[str]) -> Signal:

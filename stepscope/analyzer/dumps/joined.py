@@ -9,7 +9,7 @@ from typing import NamedTuple
 from stepscope.analyzer.dumps.hang import FlightRecords, hang_finding
 from stepscope.analyzer.dumps.out_of_memory import RankSnapshot, memory_finding
 from stepscope.analyzer.dumps.records import Ending, Finding, JobRecords
-from stepscope.analyzer.dumps.transports import NCCL, WITHOUT_LOG, JobTransports, transport_finding, would_help
+from stepscope.analyzer.dumps.transports import NCCL, WITHOUT_LOG, JobLog, transport_finding, would_help
 from stepscope.core.documents.analysis import Analysis, EvidenceLayer, NextCause, SecondaryCause, Verdict
 from stepscope.core.vocabulary import Cause, Notice
 
@@ -19,9 +19,9 @@ _MAX_SECONDARY = 3
 class RunDumps(NamedTuple):
     """Dumps of a run directory; `notices` are on those that were not read."""
 
-    flight: FlightRecords | None = None
+    flight: FlightRecords = FlightRecords()
     snapshots: Sequence[RankSnapshot] = ()
-    nccl: JobTransports | None = None
+    nccl: JobLog | None = None
     notices: Sequence[Notice] = ()
 
 
@@ -35,8 +35,8 @@ def with_dumps(analysis: Analysis, dumps: RunDumps, records: JobRecords) -> Anal
         findings.append(Finding(EvidenceLayer(NCCL, False, None, WITHOUT_LOG)))
     if dumps.snapshots:
         findings.append(memory_finding(dumps.snapshots, records))
-    if dumps.flight is not None:
-        findings.append(hang_finding(dumps.flight, records))
+    if (hang := hang_finding(dumps.flight, records)) is not None:
+        findings.append(hang)
     endings = [finding.ending for finding in findings if finding.ending is not None]
     notices = [*dumps.notices, *(notice for finding in findings for notice in finding.notices)]
     if endings:

@@ -69,7 +69,7 @@ def memory_finding(snapshots: Sequence[RankSnapshot], records: JobRecords) -> Fi
 def _went_on(one: RankSnapshot, records: JobRecords) -> bool:
     if one.time_ns is None or records.may_have_gone_on([one.rank]):
         return records.may_have_gone_on([one.rank])
-    return records.went_on(one.rank, one.time_ns)
+    return records.went_on_ns(one.rank, one.time_ns) is not None
 
 
 def _out_earlier(snapshots: Sequence[RankSnapshot], when: str) -> list[Notice]:

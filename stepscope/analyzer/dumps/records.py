@@ -52,10 +52,10 @@ class JobRecords(NamedTuple):
         """Whether something happened before the last attempt began."""
         return len(self.attempts) > 1 and time_ns is not None and time_ns < self.attempts[-1].start_ns
 
-    def went_on(self, rank: int, time_ns: int) -> bool:
-        """Whether a rank trained on after a moment: it ended a step that began later, or the step of a finished job."""
+    def went_on_ns(self, rank: int, time_ns: int) -> int | None:
+        """When a rank had trained on after a moment: the end of a later step, or of that step of a finished job."""
         later = [step for step in self.steps.get(rank, ()) if step.end_ns > time_ns]
-        return any(step.start_ns > time_ns for step in later) or (self._is_finished and bool(later))
+        return min((step.end_ns for step in later if self._is_finished or step.start_ns > time_ns), default=None)
 
     def may_have_gone_on(self, ranks: Sequence[int]) -> bool:
         """Whether the job finished, and no record of these ranks tells when they ended their steps."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from stepscope.analyzer.dumps.records import Finding, JobRecords
+from stepscope.analyzer.nccl.transports import JobTransports
 from stepscope.analyzer.verdict import SECONDARY_THRESHOLD
 from stepscope.core.documents.analysis import Analysis, EvidenceLayer, Verdict
 from stepscope.core.documents.nccl import NcclFinding, NcclReport, Transport
@@ -27,18 +28,11 @@ _REASONS = {"slow_nvlink": Reason.SLOW_LINK, "shared_nic": Reason.SHARED_NIC}
 """Reasons by the codes of findings on the machines."""
 
 
-class JobTransports(NamedTuple):
-    """NCCL log of a job.
-
-    Attributes:
-        report: of `stepscope nccl` on it.
-        transports: of communicators of the whole job, whose ranks are the job's.
-        hosts: by rank of the job.
-    """
+class JobLog(NamedTuple):
+    """NCCL log of a job: the report of `stepscope nccl` on it, and its transports by the job's ranks."""
 
     report: NcclReport
-    transports: Sequence[Transport]
-    hosts: Mapping[int, str]
+    of_job: JobTransports
 
 
 class _Fault(NamedTuple):
@@ -50,7 +44,7 @@ class _Fault(NamedTuple):
     action: str
 
 
-def transport_finding(log: JobTransports, analysis: Analysis, records: JobRecords) -> tuple[Finding, Analysis]:
+def transport_finding(log: JobLog, analysis: Analysis, records: JobRecords) -> tuple[Finding, Analysis]:
     """What an NCCL log says, and the analysis with its reasons where communication takes a part of training time."""
     if why := _foreign(log, records):
         notice = Notice("nccl_log", f"the NCCL log is of another job: {why}; not used")
@@ -58,11 +52,11 @@ def transport_finding(log: JobTransports, analysis: Analysis, records: JobRecord
     faults = [*_wrong_transports(log), *_slow_machines(log)]
     known = _reasons_of(analysis)
     notices = _other_findings(log)
-    note = f"{counted(len(log.transports), 'way')} between {counted(len(_ranks_in(log)), 'rank')}"
+    note = f"{counted(len(log.of_job.transports), 'way')} between {counted(len(_ranks_in(log)), 'rank')}"
     if not faults:
-        is_contradicted = Reason.WRONG_TRANSPORT in known and bool(log.transports)
+        is_contradicted = Reason.WRONG_TRANSPORT in known and bool(log.of_job.transports)
         agrees = False if is_contradicted else None
-        note += ", all as expected" if log.transports else ""
+        note += ", all as expected" if log.of_job.transports else ""
         if is_contradicted:
             text = "bus bandwidth shows a slower transport, and the NCCL log shows the expected one on all ways"
             notices.append(Notice("transports_disagree", text))
@@ -83,12 +77,12 @@ def would_help(analysis: Analysis) -> bool:
     return analysis.job.device_kind == "gpu" and analysis.job.world_size > 1 and _is_verdict(analysis.verdict)
 
 
-def _foreign(log: JobTransports, records: JobRecords) -> str:
+def _foreign(log: JobLog, records: JobRecords) -> str:
     """Why the log is of another job; empty where nothing says so."""
     largest = max((one.num_ranks for one in log.report.communicators), default=0)
     if largest > records.world_size:
         return f"it has {counted(largest, 'rank')}, and this one {records.world_size}"
-    for rank, host in log.hosts.items():
+    for rank, host in log.of_job.hosts.items():
         known = records.hosts.get(rank)
         if known and host and _short(known) != _short(host):
             return f"its rank {rank} is on {host}, and this one's on {known}"
@@ -99,29 +93,34 @@ def _short(host: str) -> str:
     return host.partition(".")[0].lower()
 
 
-def _ranks_in(log: JobTransports) -> set[int]:
-    return {rank for one in log.transports for rank in (one.source, one.target)}
+def _ranks_in(log: JobLog) -> set[int]:
+    return {rank for one in log.of_job.transports for rank in (one.source, one.target)}
 
 
-def _wrong_transports(log: JobTransports) -> list[_Fault]:
+def _wrong_transports(log: JobLog) -> list[_Fault]:
     wrong: dict[tuple[str, str, str], list[Transport]] = {}
-    for one in log.transports:
+    for one in log.of_job.transports:
         if not one.ok:
             wrong.setdefault((one.via, one.expected, one.why), []).append(one)
     faults = []
     for (via, expected, why), ways in wrong.items():
         ranks = sorted({rank for one in ways for rank in (one.source, one.target)})
         setting = _SETTING.search(why)
-        action = f"unset {setting[1]} (now {setting[2]})" if setting else f"find why NCCL uses {via}: {why}"
+        with_it = log.of_job.ranks_with.get(setting[1], []) if setting else []
+        is_of_some = 0 < len(with_it) < len(log.of_job.hosts)
+        ranks, on = (with_it, f" on {ranks_words(with_it)}") if is_of_some else (ranks, "")
+        action = f"unset {setting[1]} (now {setting[2]}){on}" if setting else f"find why NCCL uses {via}: {why}"
         cause = f"{setting[1]}={setting[2]}" if setting else why
         evidence = Evidence(f"transport: {via}, not {expected} ({why})", len(ways), "ways", ranks=ranks)
         faults.append(_Fault(Reason.WRONG_TRANSPORT, evidence, f"{ranks_words(ranks)} use {via}: {cause}", action))
     return faults
 
 
-def _slow_machines(log: JobTransports) -> list[_Fault]:
+def _slow_machines(log: JobLog) -> list[_Fault]:
     """Slow links and shared cards; cards only of a job on several nodes."""
-    is_on_nodes = any((one.num_nodes or 1) > 1 for one in log.report.communicators) or len({*log.hosts.values()}) > 1
+    is_on_nodes = (
+        any((one.num_nodes or 1) > 1 for one in log.report.communicators) or len({*log.of_job.hosts.values()}) > 1
+    )
     return [
         _Fault(
             _REASONS[one.code],
@@ -134,7 +133,7 @@ def _slow_machines(log: JobTransports) -> list[_Fault]:
     ]
 
 
-def _other_findings(log: JobTransports) -> list[Notice]:
+def _other_findings(log: JobLog) -> list[Notice]:
     """Errors and warnings of the log that are no reasons of slow communication."""
     others = [one for one in log.report.findings if _is_notable(one)]
     return [Notice(f"nccl_{one.code}", f"NCCL log: {one.message}") for one in others[:_MAX_FINDINGS]]
@@ -180,6 +179,7 @@ def _with_faults(analysis: Analysis, faults: Sequence[_Fault]) -> Analysis:
     ]
     verdict = analysis.verdict
     if _is_verdict(verdict):
+        fix = verdict.fix
         others = [action for action in verdict.actions if _ASKS_FOR_LOG not in action]
         actions = _first([fault.action for fault in faults], others)[:_MAX_ACTIONS]
         verdict = replace(
@@ -188,7 +188,7 @@ def _with_faults(analysis: Analysis, faults: Sequence[_Fault]) -> Analysis:
             evidence=[*verdict.evidence, *evidence],
             summary=f"{verdict.summary}, {because}",
             actions=actions,
-            fix=None if verdict.fix is None else replace(verdict.fix, action=actions[0]),
+            fix=None if fix is None or fix.change is not None else replace(fix, action=actions[0]),
         )
     else:
         following = verdict.next

@@ -117,6 +117,22 @@ class GpuSample:
         return self.utilization if self.engine is None else self.engine
 
 
+SAMPLE_FIELDS = {
+    "utilization_ratio": "utilization",
+    "memory_bandwidth_busy_ratio": "memory_busy",
+    "power_watts": "power_watts",
+    "sm_clock_hertz": "clock_hertz",
+    "graphics_engine_active_ratio": "engine",
+    "sm_active_ratio": "sm",
+    "tensor_active_ratio": "tensor",
+    "dram_active_ratio": "dram",
+    "pcie_transmit_bytes_per_second": "pcie_transmit",
+    "pcie_receive_bytes_per_second": "pcie_receive",
+    "memory_used_bytes": "memory_used",
+}
+"""Metrics that a GPU has once, and the field of the sample."""
+
+
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
     """Constants of a GPU that classification by counters needs.

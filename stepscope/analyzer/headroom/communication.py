@@ -505,6 +505,7 @@ def with_avoidable_communication(verdict: Verdict, rows: list[Headroom]) -> tupl
         best.error,
         best.basis,
         None if is_narrow else best.interval_ms,
+        best.change,
     )
     actions = [best.action, *(action for action in verdict.actions if best.action not in action)]
     head, look, files = verdict.summary.partition("; look at ")

@@ -11,6 +11,7 @@ import numpy as np
 
 from stepscope.analyzer.blame.advice import Advice
 from stepscope.analyzer.counters.agreement import BusyShare, busy_share
+from stepscope.analyzer.counters.alone import counters_alone
 from stepscope.analyzer.counters.loss_reasons import CountedSteps
 from stepscope.analyzer.counters.rank_signals import rank_signals
 from stepscope.analyzer.goodput.attempts import attempt_records
@@ -28,15 +29,18 @@ from stepscope.core.documents.analysis import (
     EvidenceLayer,
     Goodput,
     JobTime,
+    LayerVerdict,
     NextCause,
     PredictedFix,
     UnexplainedSteps,
+    Verdict,
 )
 from stepscope.core.documents.run_counters import RankCounters
 from stepscope.core.documents.run_directory import Attempt, RankSteps
 from stepscope.core.documents.training_settings import LoaderSettings
 from stepscope.core.text.numbers import counted
 from stepscope.core.text.trace_quality import NOTABLE_DISTORTION
+from stepscope.core.text.wording import cause_phrase
 from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause, Notice
 
 
@@ -103,6 +107,11 @@ def _judged(
 ) -> Analysis:
     losses = job_losses(training, captures, facts.light)
     counters, busy = _counters(analysis, training, facts, advice), None
+    alone = {"telemetry": _telemetry_alone(analysis, training, facts, advice)}
+    if captures:
+        alone["trace"] = _layer_verdict(_by_trace(analysis, captures[-1]).verdict)
+    if counters is not None:
+        alone["counters"] = counters_alone(counters.signals)
     if counters is not None:
         losses = counters.refined(losses)
         is_compared = bool(captures) and analysis.job.device_kind == "gpu"
@@ -112,11 +121,50 @@ def _judged(
     judge = Judge(analysis, training, losses, loader, facts.num_cpus, advice, are_contradicted=are_contradicted)
     job_time = _job_time(training, losses, facts.attempts, has_trace=bool(captures))
     job_time = _with_counters(job_time, counters, busy, on_cpu=advice.on_cpu)
+    job_time = replace(job_time, layers=[replace(one, verdict=alone.get(one.layer)) for one in job_time.layers])
     notices = [*analysis.warnings, *training.steps.notices, *_notices(training)]
     notices += [] if counters is None else counters.throttled()
     if busy is not None and are_contradicted:
         notices.append(Notice("counters_disagree", busy.note))
-    return replace(analysis, verdict=judge.verdict(), job_time=job_time, warnings=notices)
+    verdict = judge.verdict()
+    notices += _differing(verdict, job_time.layers)
+    return replace(analysis, verdict=verdict, job_time=job_time, warnings=notices)
+
+
+def _telemetry_alone(
+    analysis: Analysis, training: TrainingTime, facts: RunFacts, advice: Advice
+) -> LayerVerdict | None:
+    """What the records of all steps say without a trace and without counters; None where they cannot tell."""
+    unknown = replace(analysis.verdict, cause=Cause.INSUFFICIENT_EVIDENCE, confidence=BOUND_CONFIDENCE)
+    untraced = replace(analysis, ranks=[], root_causes=[], what_if=[], verdict=unknown)
+    losses = job_losses(training, [], None)
+    loader = _loader_findings(training, losses, advice)
+    return _layer_verdict(Judge(untraced, training, losses, loader, facts.num_cpus, advice).verdict())
+
+
+def _layer_verdict(verdict: Verdict) -> LayerVerdict | None:
+    if verdict.cause is Cause.INSUFFICIENT_EVIDENCE:
+        return None
+    return LayerVerdict(
+        verdict.cause, verdict.reasons, verdict.confidence, verdict.ranks, verdict.bottleneck, verdict.share
+    )
+
+
+def _differing(verdict: Verdict, layers: Sequence[EvidenceLayer]) -> list[Notice]:
+    """Notices of layers that alone name another loss with confidence, though nothing known speaks against them."""
+    named = {verdict.cause, Cause.UNEXPLAINED, *(other.cause for other in verdict.secondary)}
+    named |= set() if verdict.next is None else {verdict.next.cause}
+    notices = []
+    for layer in layers:
+        alone = layer.verdict
+        if alone is None or not alone.bottleneck or alone.cause in named or alone.confidence < BOUND_CONFIDENCE:
+            continue
+        is_refined = alone.cause is Cause.STRAGGLER and alone.ranks == verdict.ranks
+        if layer.agrees is not False and not is_refined:
+            share = "" if alone.share is None else f" ({alone.share:.0%})"
+            text = f"the {layer.layer} alone would say {cause_phrase(alone.cause)}{share}"
+            notices.append(Notice("layers_differ", f"{text}; all evidence joined says otherwise"))
+    return notices
 
 
 def _counters(analysis: Analysis, training: TrainingTime, facts: RunFacts, advice: Advice) -> CountedSteps | None:
@@ -170,16 +218,18 @@ def _by_trace(analysis: Analysis, capture: CapturedSteps) -> Analysis:
     share = None if row is None else row.fraction
     if verdict.cause is Cause.STRAGGLER and share is not None and fix is not None and fix.step_ms is not None:
         share = max(share, 1.0 - fix.step_ms / float(step_ms.mean()))  # else a mean of the ranks, the straggler too
+    verdict = replace(
+        verdict,
+        confidence=min(verdict.confidence, BOUND_CONFIDENCE) if is_slowed else verdict.confidence,
+        bottleneck=is_slow if is_known else None,
+        share=share,
+        fix=fix,
+        next=NextCause(others[0].cause, others[0].fraction) if others else None,
+    )
+    note = "the profiled steps are all that is known of the job"
     return replace(
         analysis,
-        verdict=replace(
-            verdict,
-            confidence=min(verdict.confidence, BOUND_CONFIDENCE) if is_slowed else verdict.confidence,
-            bottleneck=is_slow if is_known else None,
-            share=share,
-            fix=fix,
-            next=NextCause(others[0].cause, others[0].fraction) if others else None,
-        ),
+        verdict=verdict,
         job_time=JobTime(
             num_steps=len(step_ms),
             training_ms=float(step_ms.sum()),
@@ -189,7 +239,7 @@ def _by_trace(analysis: Analysis, capture: CapturedSteps) -> Analysis:
             basis="trace",
             breakdown=shares,
             goodput=None,
-            layers=[EvidenceLayer("trace", True, None, "the profiled steps are all that is known of the job")],
+            layers=[EvidenceLayer("trace", True, None, note, _layer_verdict(verdict))],
         ),
     )
 

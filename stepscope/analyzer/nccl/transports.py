@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from stepscope.analyzer.nccl.communicators import CommunicatorIndex, index_communicators
 from stepscope.analyzer.nccl.networks import ANY_DISTANCE, OF_ENVIRONMENT, Environment
 from stepscope.core.documents.nccl import NcclFinding, Transport
-from stepscope.core.documents.nccl_facts import NO_DEVICE, LogEvent, RingPath, Rings
+from stepscope.core.documents.nccl_facts import NO_DEVICE, LogEvent, RingPath, Rings, Setting
 from stepscope.core.hardware.health import Severity
 from stepscope.core.text.numbers import counted, ranks_words
 
@@ -40,17 +41,41 @@ def transports_of(events: Sequence[LogEvent], index: CommunicatorIndex) -> list[
     return [merged[key] for key in sorted(merged)]
 
 
-def transports_of_job(events: Sequence[LogEvent], world_size: int) -> tuple[list[Transport], dict[int, str]]:
-    """Transports and hosts by the ranks of a job of this size: other communicators number their members anew."""
+class JobTransports(NamedTuple):
+    """Transports and settings by the ranks of the job.
+
+    Attributes:
+        hosts: by rank.
+        ranks_with: by variable: ranks whose processes have it set.
+    """
+
+    transports: list[Transport]
+    hosts: dict[int, str]
+    ranks_with: dict[str, list[int]]
+
+
+def transports_of_job(events: Sequence[LogEvent], world_size: int) -> JobTransports:
+    """Transports of communicators of the whole job: others number their members anew.
+
+    Args:
+        world_size: 0 if it is unknown: that of the largest communicator.
+    """
     index = index_communicators(events)
-    of_world = {one.id for one in index.communicators if one.num_ranks == world_size}
+    num_ranks = world_size or max((one.num_ranks for one in index.communicators), default=0)
+    of_world = {one.id for one in index.communicators if one.num_ranks == num_ranks}
     hosts = {rank: host for (name, rank), host in index.hosts.items() if name in of_world}
+    rank_of = {events[number].place.process: rank for number, (name, rank) in index.at.items() if name in of_world}
+    ranks_with: dict[str, set[int]] = defaultdict(set)
+    for event in events:
+        if isinstance(event, Setting) and event.place.process in rank_of:
+            ranks_with[event.name].add(rank_of[event.place.process])
     kept = [
         event
         for number, event in enumerate(events)
         if not isinstance(event, RingPath) or (number in index.at and index.at[number][0] in of_world)
     ]
-    return transports_of(kept, index_communicators(kept)), hosts
+    transports = transports_of(kept, index_communicators(kept))
+    return JobTransports(transports, hosts, {name: sorted(ranks) for name, ranks in ranks_with.items()})
 
 
 class _Environments:

@@ -169,6 +169,7 @@ class PredictedFix:
         error: relative error of the model on runs with a measured answer; None where unknown.
         basis: telemetry | replay | model | bound.
         interval_ms: least and largest step.
+        change: the known change that the step is after; None: after removal of the cause, however that is done.
     """
 
     action: str
@@ -177,6 +178,7 @@ class PredictedFix:
     error: float | None
     basis: str
     interval_ms: tuple[float, float] | None = None
+    change: Change | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,16 +282,31 @@ class Goodput:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerVerdict:
+    """Analysis document: what one source of evidence says of the job without the others; fields as in `Verdict`."""
+
+    cause: Cause
+    reasons: list[Reason]
+    confidence: float
+    ranks: list[int]
+    bottleneck: bool | None = None
+    share: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class EvidenceLayer:
     """Analysis document: one source of evidence: telemetry | trace | counters | flight | memory | nccl.
 
-    `agrees` is None where not compared.
+    Attributes:
+        agrees: None where not compared.
+        verdict: by this source alone; None where it cannot tell.
     """
 
     layer: str
     used: bool
     agrees: bool | None
     note: str
+    verdict: LayerVerdict | None = None
 
 
 @dataclass(frozen=True, slots=True)

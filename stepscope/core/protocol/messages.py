@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar
 from stepscope.core.protocol.captures import CaptureProgress, CaptureRequest, CaptureState
 from stepscope.core.protocol.counters import Counters
 from stepscope.core.protocol.fields import EMBEDDED, FieldError, Figure, Rank, Word, flat_fields, read_object, read_word
+from stepscope.core.protocol.verdicts import LiveVerdict
 
 PROTOCOL_VERSION = 1
 
@@ -102,7 +103,7 @@ class Answer:
     progress: Annotated[CaptureProgress, EMBEDDED]
 
 
-Message = Hello | Heartbeat | Bye | Welcome | CaptureRequest | Cancel | Answer | Counters
+Message = Hello | Heartbeat | Bye | Welcome | CaptureRequest | Cancel | Answer | Counters | LiveVerdict
 
 
 MAX_LINE_BYTES = 1 << 16
@@ -188,5 +189,5 @@ def _id_of(document: Mapping[str, Any]) -> str | None:
 
 
 _KINDS: dict[str, type[Message]] = {
-    kind.type: kind for kind in (Hello, Heartbeat, Bye, Welcome, CaptureRequest, Cancel, Answer, Counters)
+    kind.type: kind for kind in (Hello, Heartbeat, Bye, Welcome, CaptureRequest, Cancel, Answer, Counters, LiveVerdict)
 }

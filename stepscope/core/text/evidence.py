@@ -76,6 +76,9 @@ _CLAUSES = {
     "flight_recorder": "{ranks} {subject}",
     "memory_snapshot": "{subject}",
     "flight_recorder_dumps": "by {value}",
+    "rank_state": "{ranks} {subject}",
+    "step_open_for": "the step is open for {value}",
+    "stuck_steps": "by reports of {value}",
     "memory_snapshots": "by {value}",
     "transport": "{ranks} use {subject}",
     "nccl_topology": "{subject}",
@@ -217,6 +220,7 @@ _ONE = {
     "ranks": "rank",
     "flight recorder dumps": "flight recorder dump",
     "memory snapshots": "memory snapshot",
+    "stuck steps": "stuck step",
     "ways": "way",
 }
 """Singular of units that count things."""

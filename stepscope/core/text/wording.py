@@ -42,6 +42,9 @@ _METRIC_TITLES = {
     "infiniband_rate": "Traffic over InfiniBand",
     "nic_errors_per_second": "Errors of network ports per second",
     "flight_recorder_dumps": "Flight recorders",
+    "rank_state": "State of ranks",
+    "step_open_for": "Age of the step",
+    "stuck_steps": "Steps that did not end",
     "memory_snapshots": "Memory snapshots",
     "flight_recorder": "Flight recorder",
     "memory_snapshot": "Memory snapshot",
@@ -246,6 +249,7 @@ _BY_THEIR_OWN_NAMES = frozenset(
         "share_of_blocked_time_in_function",
         "flight_recorder",
         "memory_snapshot",
+        "rank_state",
         "transport",
         "nccl_topology",
     }

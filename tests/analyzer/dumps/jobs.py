@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
 from stepscope.analyzer.dumps.hang import FlightRecords
-from stepscope.analyzer.dumps.transports import JobTransports
-from stepscope.analyzer.hang import explain_hang
+from stepscope.analyzer.dumps.transports import JobLog
 from stepscope.analyzer.job_time.job_verdict import RunFacts
 from stepscope.analyzer.nccl import explain_nccl
 from stepscope.analyzer.nccl.transports import transports_of_job
@@ -55,18 +54,24 @@ def hung(num_ranks: int = 4, guilty: int = 2, *, at_ns: int = 100 * SECOND, back
         replace(dump, operations=tuple(replace(call, created_ns=at_ns + call.record) for call in dump.operations))
         for dump in job.dumps()
     ]
-    return FlightRecords(dumps, explain_hang(dumps, world_size=num_ranks))
+    return FlightRecords(dumps)
 
 
 def nccl_log(
-    num_ranks: int = 4, *, via: str = "NET/Socket/0", environment: Sequence[str] = (), hosts: int = 2
+    num_ranks: int = 4,
+    *,
+    via: str = "NET/Socket/0",
+    environment: Sequence[str] = (),
+    of_ranks: Collection[int] = range(99),
+    hosts: int = 2,
 ) -> list[str]:
-    """Lines of a job's log: a ring over machines of equally many ranks."""
+    """Lines of a job's log: a ring over machines of equally many ranks, of which some have an environment."""
     lines = []
     for rank in range(num_ranks):
         begin = f"node{rank * hosts // num_ranks}:{100 + rank}:1 [0] NCCL INFO "
         join = f"ncclCommInitRank comm 0x1 rank {rank} nranks {num_ranks} cudaDev 0 nvmlDev 0 busId 1 commId 0xab"
-        lines += [f"{begin}{name} set by environment to {value}." for name, _, value in map(_split, environment)]
+        own = environment if rank in of_ranks else ()
+        lines += [f"{begin}{name} set by environment to {value}." for name, _, value in map(_split, own)]
         lines.append(f"{begin}{join} - Init START")
         target = (rank + 1) % num_ranks
         inside = rank * hosts // num_ranks == target * hosts // num_ranks
@@ -78,10 +83,10 @@ def _split(setting: str) -> tuple[str, str, str]:
     return setting.partition("=")
 
 
-def transports(lines: Sequence[str], world_size: int = 4) -> JobTransports:
+def transports(lines: Sequence[str], world_size: int = 4) -> JobLog:
     """The log as the analysis gets it."""
     events = list(read_log(enumerate(lines, 1), file="log"))
-    return JobTransports(explain_nccl(events), *transports_of_job(events, world_size))
+    return JobLog(explain_nccl(events), transports_of_job(events, world_size))
 
 
 def attempt(start_ns: int, ended: str | None = None, end_ns: int | None = None) -> Attempt:
