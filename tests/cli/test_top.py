@@ -15,8 +15,10 @@ import pytest
 
 from stepscope.cli import main
 from stepscope.core.documents.jobs import Assignment, Job, JobKind
+from stepscope.core.documents.node import RunVerdict
 from stepscope.core.hardware.devices import Device
 from stepscope.core.hardware.health import Action, Health, HealthState, OperatorNote, Severity
+from stepscope.core.protocol.verdicts import LiveVerdict
 from tests.workflow.nodes.made_nodes import device, event, node, served
 
 _NOBODY = "http://127.0.0.1:9"
@@ -218,3 +220,32 @@ def test_an_acknowledged_event_is_said_to_be_so(capsys: pytest.CaptureFixture[st
     assert head == "1 machine, 1 GPU: 0 findings, 1 acknowledged"
     assert line == "critical: n1 GPU 0 (GPU-0): no spare rows are left; acknowledged by ann: ticket 7"
     assert "failed: no spare rows are left (acknowledged by ann)" in " ".join(table.split())
+
+
+def test_below_the_table_are_the_verdicts_of_running_jobs(capsys: pytest.CaptureFixture[str]) -> None:
+    now_ns = 10**18
+    slow = LiveVerdict(
+        "gpt", now_ns - 9 * 10**9, "data_loading", 0.9, "Data loading: 40.0%", (), (), True, 0.4, 100.0, 60.0
+    )
+    well = LiveVerdict("bert", now_ns, "compute_bound", 0.9, "compute-bound", (), (), False)
+    old = replace(slow, time_ns=1, cause="copy", summary="Copies")
+    job = Assignment(Job(JobKind.SLURM, "42", "llama", "alice"), Device("GPU-0", "0"), pids=(11,))
+    first = node(
+        device(0, jobs=(job,)), time_ns=now_ns, verdicts=(RunVerdict(slow, 7, (11,)), RunVerdict(well, 7, (12,)))
+    )
+    second = node(device(1, jobs=()), host="n2", time_ns=now_ns, verdicts=(RunVerdict(old, 7, (13,)),))
+    with served(first) as one, served(second) as two:
+        for grouping in ([], ["--by", "node", "--all"]):
+            _, out, _ = _run(capsys, "top", "--once", "--agent", one, "--agent", two, *grouping)
+            assert [line.rstrip() for line in out.splitlines()[-2:]] == [
+                "bert  NO BOTTLENECK  compute-bound (0 s ago)",
+                "gpt  BOTTLENECK  Data loading: 40.0%; without it 60.0 ms per step (9 s ago)",
+            ]
+        _, out, _ = _run(capsys, "top", "--once", "--agent", one, "--agent", two, "--job", "llama")
+        assert "gpt  BOTTLENECK" in out
+        assert "bert" not in out
+        _, out, _ = _run(capsys, "top", "--json", "--agent", one)
+        assert json.loads(out)["nodes"][0]["node"]["verdicts"][0]["verdict"]["cause"] == "data_loading"
+        code, out, _ = _run(capsys, "status", "--agent", one)
+        assert "info: n1: run gpt: Data loading: 40.0%; stepscope analyze" in out
+        assert code == 0

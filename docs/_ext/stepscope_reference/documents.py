@@ -23,6 +23,7 @@ from stepscope.core.documents.run_directory import RunManifest, Step, StepReport
 from stepscope.core.documents.what_if import WhatIfReport
 from stepscope.core.protocol.captures import CaptureReport
 from stepscope.core.protocol.messages import Message
+from stepscope.core.protocol.verdicts import LiveVerdict
 from stepscope.reference_workloads.bench.result import Bench
 from stepscope.reference_workloads.suite.report import SuiteReport
 from stepscope.reference_workloads.suite.results import SuiteRunResult
@@ -43,6 +44,7 @@ _TYPES: Mapping[str, type] = {
     "stepscope.health-list/1": HealthList,
     "stepscope.health/1": NodeHealth,
     "stepscope.live-hang/1": LiveHang,
+    "stepscope.live-verdict/1": LiveVerdict,
     "stepscope.memory-comparison/1": MemoryComparison,
     "stepscope.memory/1": MemoryReport,
     "stepscope.nccl/1": NcclReport,

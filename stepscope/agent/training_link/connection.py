@@ -22,6 +22,7 @@ from stepscope.core.documents.node import TrainingRank
 from stepscope.core.errors import UsageError
 from stepscope.core.protocol import messages
 from stepscope.core.protocol.counters import COUNTERS
+from stepscope.core.protocol.verdicts import LiveVerdict
 
 _BURST_BYTES = 32 << 10
 _FIRST_BYTES = 4 << 10  # connecting repeatedly gives no more
@@ -30,6 +31,8 @@ _MAX_FAULTS = 3
 _MAX_LATE_COUNTERS = 2
 """In a row: another message may wait once."""
 _HELLO_SECONDS = 10.0
+_VERDICT_SECONDS = 3600.0
+"""Training makes one at least every hour, where there are new steps."""
 
 
 class ConnectionEndedError(Exception):
@@ -63,6 +66,8 @@ class TrainingConnection:
         self._num_late_counters = 0
         self._lines = messages.LineBuffer()
         self._heartbeat: messages.Heartbeat | None = None
+        self._verdict: LiveVerdict | None = None
+        self._verdict_at = now
         self._connected_at = self._received_at = self._heartbeat_at = now
         self._budget = PacingBucket(_BURST_BYTES, now, start=_FIRST_BYTES)
         self._faults = 0
@@ -136,6 +141,7 @@ class TrainingConnection:
             self.peer.uid,
             heartbeat_age_ms=(now - self._received_at) * 1e3,
             step_age_ms=heartbeat.age_ms + (now - self._heartbeat_at) * 1e3 if heartbeat else None,
+            verdict=self._verdict if now - self._verdict_at < _VERDICT_SECONDS else None,
         )
 
     def _take(self, message: messages.Message | None, now: float) -> messages.Answer | None:
@@ -145,6 +151,11 @@ class TrainingConnection:
             self._fault("a message before its hello")
         elif isinstance(message, messages.Heartbeat):
             self._heartbeat, self._heartbeat_at = message, now
+        elif isinstance(message, LiveVerdict):
+            if message.run == self.hello.run:
+                self._verdict, self._verdict_at = message, now
+            else:
+                self._fault("a verdict on another run")
         elif isinstance(message, messages.Bye):
             raise ConnectionEndedError("bye")
         self._received_at = now

@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from stepscope.agent.training_link.server import TrainingServer
 from stepscope.agent.training_link.tenancy import within_series_budget
-from stepscope.core.documents.node import TrainingRank
+from stepscope.core.documents.node import RunVerdict, TrainingRank, run_verdicts
 from stepscope.core.metrics.agent import LINK, TRAINING
 from stepscope.core.metrics.readings import Collection, Labels, Reading, labels_of, with_labels
+from stepscope.core.vocabulary import Cause
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +50,8 @@ class TrainingSource:
         of_users: dict[int | None, list[tuple[Sequence[Reading], Sequence[Reading]]]] = defaultdict(list)
         for rank in ranks:
             of_users[rank.uid].append((training_rank_readings(rank, now_ns), _own_readings(rank, now_ns)))
+        for one in run_verdicts(ranks):
+            of_users[one.uid].append((_verdict_readings(one, now_ns), ()))
         readings, left_out = within_series_budget(of_users, self._series_of_user)
         for uid, count in left_out.items():
             readings.append(Reading(LINK + "series_left_out", float(count), labels_of(uid=_uid_text(uid)), now_ns))
@@ -93,6 +96,21 @@ def training_rank_readings(rank: TrainingRank, now_ns: int) -> Sequence[Reading]
         add("data_wait_seconds", heartbeat.data_wait_ms, _MILLI)
         add("capturing", float(heartbeat.state in ("warmup", "active")))
     return readings
+
+
+_CAUSES = frozenset(Cause)
+_OTHER_CAUSE = "other"
+
+
+def _verdict_readings(one: RunVerdict, now_ns: int) -> Sequence[Reading]:
+    """Readings of the live verdict of a run; without a share where it is not known whether there is a bottleneck."""
+    verdict, run = one.verdict, labels_of(run=one.verdict.run)
+    age = Reading(TRAINING + "verdict_age_seconds", max(now_ns - verdict.time_ns, 0) / 1e9, run, now_ns)
+    share = verdict.share if verdict.bottleneck else 0.0
+    if verdict.bottleneck is None or share is None:
+        return [age]
+    cause = verdict.cause if verdict.cause in _CAUSES else _OTHER_CAUSE  # a text of the process's own choice
+    return [age, Reading(TRAINING + "bottleneck_ratio", share, with_labels(run, cause=cause), now_ns)]
 
 
 def _own_readings(rank: TrainingRank, now_ns: int) -> Sequence[Reading]:

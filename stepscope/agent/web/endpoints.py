@@ -32,6 +32,7 @@ from stepscope.core.documents.node import (
     TrainingRank,
     node_document,
     node_view,
+    run_verdicts,
 )
 from stepscope.core.hardware.devices import Device, DeviceJoin, device_of
 from stepscope.core.hardware.health import Health, HealthReport
@@ -86,6 +87,7 @@ def node_of(
         (*health.open_events, *health.ended_events[:_MAX_ENDED_EVENTS]) if health else (),
         fleet.jobs if fleet else (),
         tuple(ranks),
+        run_verdicts(ranks),
     )
 
 

@@ -11,7 +11,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from stepscope.cli.terminal.node_table import percent_text, summary_line
+from stepscope.cli.terminal.node_table import percent_text, summary_line, verdict_lines
 from stepscope.core.errors import printable
 from stepscope.core.text.numbers import UNKNOWN, counted, listed
 from stepscope.core.text.wording import cause_phrase
@@ -58,7 +58,7 @@ def group_table(
     table.add_column("what is wrong", no_wrap=True, overflow="ellipsis")
     for row in rows:
         table.add_row(*row)
-    return Group(summary_line(answers), table)
+    return Group(summary_line(answers), table, *verdict_lines(answers))
 
 
 def _row(group: MachineGroup, by: GroupBy, name: str, *, is_rest: bool = False) -> Sequence[Text | str]:

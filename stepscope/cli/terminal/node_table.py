@@ -12,6 +12,7 @@ from rich.text import Text
 
 from stepscope.core.errors import printable
 from stepscope.core.hardware.health import Severity
+from stepscope.core.text.live_verdict import live_verdict_line
 from stepscope.core.text.numbers import UNKNOWN, counted
 from stepscope.core.text.wording import cause_phrase
 
@@ -49,7 +50,18 @@ def node_table(answers: Sequence[NodeAnswer], now: float) -> Group:
     for answer in answers:
         for row in _rows(answer, now):
             table.add_row(*row)
-    return Group(summary_line(answers), table)
+    return Group(summary_line(answers), table, *verdict_lines(answers))
+
+
+def verdict_lines(answers: Sequence[NodeAnswer]) -> list[Text]:
+    """Lines below the table: the live verdict of each run, once where several machines have it."""
+    known = [(one, answer.node.time_ns) for answer in answers if answer.node for one in answer.node.verdicts]
+    known.sort(key=lambda pair: pair[0].verdict.time_ns)
+    newest = {(one.verdict.run, one.uid): (one, now_ns) for one, now_ns in known}
+    return [
+        _text(live_verdict_line(one, now_ns), "yellow" if one.verdict.bottleneck else "")
+        for one, now_ns in sorted(newest.values(), key=lambda pair: pair[0].verdict.run)
+    ]
 
 
 def summary_line(answers: Sequence[NodeAnswer]) -> Text:

@@ -5,6 +5,7 @@ Metrics are named without their prefix `stepscope_gpu_`. Unknown is missing with
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
@@ -14,6 +15,7 @@ from stepscope.core.documents.jobs import Assignment, FleetClass, Job, JobClass
 from stepscope.core.hardware.devices import Device
 from stepscope.core.hardware.health import Health, HealthEvent, OperatorNote
 from stepscope.core.protocol.messages import Heartbeat, Hello
+from stepscope.core.protocol.verdicts import LiveVerdict
 from stepscope.core.vocabulary import Notice
 
 NODE_SCHEMA = "stepscope.node/1"
@@ -120,6 +122,7 @@ class Node:
         events: open events, the worst first, then ended events, the newest first.
         job_classes: what each job spent the last minute on.
         ranks: training processes that are connected to the agent.
+        verdicts: of the runs that judge themselves while they run.
     """
 
     host: str
@@ -132,6 +135,7 @@ class Node:
     events: tuple[HealthEvent, ...] = ()
     job_classes: tuple[JobClass, ...] = ()
     ranks: tuple[TrainingRank, ...] = ()
+    verdicts: tuple[RunVerdict, ...] = ()
     schema: str = field(default=NODE_SCHEMA)
 
 
@@ -149,6 +153,8 @@ class TrainingRank:
         step_age_ms: since its newest finished step ended, or since the start; None before the first heartbeat.
         known_since: when its user began to use the run's name, monotonic seconds of the agent. Not part of the
             document.
+        verdict: the newest that it sent on its run; None without one, or where it is old. Part of the document's
+            `verdicts`.
     """
 
     key: str
@@ -159,6 +165,7 @@ class TrainingRank:
     heartbeat_age_ms: float
     step_age_ms: float | None = None
     known_since: float = 0.0
+    verdict: LiveVerdict | None = None
 
     @property
     def rank(self) -> int:
@@ -169,6 +176,36 @@ class TrainingRank:
     def doing(self) -> str | None:
         """The named phase that the open step is in."""
         return self.heartbeat.doing if self.heartbeat else None
+
+
+@dataclass(frozen=True, slots=True)
+class RunVerdict:
+    """Node document: live verdict of a run, as its own processes sent it.
+
+    Attributes:
+        verdict: whose `run` is the name that the node gives the run.
+        uid: of the run's user; None if not known.
+        pids: of the run's processes on the machine that are known, in the agent's namespace.
+    """
+
+    verdict: LiveVerdict
+    uid: int | None
+    pids: tuple[int, ...]
+
+
+def run_verdicts(ranks: Iterable[TrainingRank]) -> tuple[RunVerdict, ...]:
+    """The newest live verdict of each run of these processes, by the run's name."""
+    of_runs: dict[str, list[TrainingRank]] = {}
+    for rank in ranks:
+        of_runs.setdefault(rank.hello.run, []).append(rank)
+    found = []
+    for run, members in sorted(of_runs.items()):
+        verdicts = [(rank.verdict, rank.uid) for rank in members if rank.verdict is not None]
+        if verdicts:
+            verdict, uid = max(verdicts, key=lambda pair: pair[0].time_ns)
+            pids = tuple(rank.pid for rank in members if rank.pid is not None)
+            found.append(RunVerdict(replace(verdict, run=run), uid, pids))
+    return tuple(found)
 
 
 def node_document(node: Node) -> dict[str, Any]:

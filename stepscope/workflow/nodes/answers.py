@@ -250,7 +250,11 @@ def select_devices(answers: Iterable[NodeAnswer], *, job: str = "", sick: bool =
         devices = answer.node.devices if answer.node else ()
         wanted = tuple(one for one in devices if (not job or _has(one, job)) and (not sick or _is_sick(one)))
         if wanted or (sick and not job and (answer.error or not devices)):
-            found.append(replace(answer, node=replace(answer.node, devices=wanted) if answer.node else None))
+            pids = {pid for one in wanted for job_of in one.jobs if job_of.job.is_called(job) for pid in job_of.pids}
+            verdicts = answer.node.verdicts if answer.node else ()
+            verdicts = tuple(one for one in verdicts if not job or pids.intersection(one.pids))
+            node = replace(answer.node, devices=wanted, verdicts=verdicts) if answer.node else None
+            found.append(replace(answer, node=node))
     return tuple(found)
 
 

@@ -106,6 +106,12 @@ def _findings(answer: NodeAnswer) -> Iterator[StatusFinding]:
         next_step = "stepscope doctor on that machine says what is missing; leave out machines without GPUs"
         message = f"whether its GPUs are well is not known: {why}"
         yield StatusFinding(answer.agent, node.host, "", "", _UNKNOWN, Severity.WARNING.value, message, next_step)
+    for one in node.verdicts:
+        if one.verdict.bottleneck:
+            message = f"run {one.verdict.run}: {one.verdict.summary or one.verdict.cause}"
+            action = "stepscope analyze of its run directory has the evidence and the fix"
+            severity = Severity.INFO.value
+            yield StatusFinding(answer.agent, node.host, "", "", "bottleneck", severity, message, action)
     of_driver = {source.reason for source in node.sources if source.name == _GPUS and not source.is_up}
     for one in node.devices:  # a driver that answers for no GPU is one finding above
         device = one.device

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stepscope.core.documents.node import NodeState
+from stepscope.core.documents.node import NodeState, RunVerdict
 from stepscope.core.hardware.devices import Device
 from stepscope.core.hardware.health import Action, Health, HealthState, OperatorNote, Severity
+from stepscope.core.protocol.verdicts import LiveVerdict
 from stepscope.workflow.nodes.answers import NodeAnswer
-from stepscope.workflow.nodes.status import is_nothing_known, status_of
+from stepscope.workflow.nodes.status import is_nothing_known, is_wrong, status_of
 from tests.workflow.nodes.made_nodes import device, event, finding, node, source
 
 _URL = "http://n1:9455"
@@ -174,3 +175,13 @@ def test_an_acknowledged_event_is_shown_and_does_not_count() -> None:
     report = status_of([NodeAnswer(_URL, node(device(0), device(1), events=(known, another)))])
     assert [finding.gpu for finding in report.findings] == ["1", "0"]
     assert report.nodes[0].state is NodeState.PROBLEM
+
+
+def test_the_bottleneck_of_a_running_job_is_a_note() -> None:
+    verdicts = [
+        RunVerdict(LiveVerdict(str(found), 1, "copy", 0.9, "Copies: 20%", (), (), found), 7, ())
+        for found in (True, False, None)
+    ]
+    (finding,) = status_of([NodeAnswer("a", node(device(), verdicts=tuple(verdicts)))]).findings
+    assert (finding.code, finding.severity, finding.message) == ("bottleneck", "info", "run True: Copies: 20%")
+    assert not is_wrong(finding)
