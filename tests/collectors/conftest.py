@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 from pathlib import Path
 
 import pynvml
 import pytest
 
+from stepscope.collectors.nvml import library
 from tests.collectors.fake_nvml.library import FakeNvml, build_fake_nvml
 
 
@@ -23,6 +23,6 @@ def nvml(fake_nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     fake = FakeNvml(fake_nvml_library, tmp_path / "nvml.conf")
     fake.write()
     monkeypatch.setenv("FAKE_NVML_CONFIG", str(fake.config))
-    monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(fake_nvml_library)))
+    monkeypatch.setattr(library, "LIBRARY", str(fake_nvml_library))
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
     return fake

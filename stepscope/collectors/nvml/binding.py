@@ -1,15 +1,17 @@
 """NVML binding: loads the library, maps error codes and sentinels to reasons for missing values, and builds readings.
 
-The binding is the package nvidia-ml-py, whose module is called pynvml. (The package called pynvml is its abandoned
-fork; torch warns where that one is installed.)
+The binding is `library` for the calls of a poll and the package nvidia-ml-py for the rare ones. Its module is called
+pynvml. (The package called pynvml is its abandoned fork; torch warns where that one is installed.)
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
+from importlib.util import find_spec
 from typing import Any
 
+from stepscope.collectors.nvml.library import LIBRARY, NvmlLibrary
 from stepscope.collectors.readings_builder import NoValue, ReadingsBuilder, scaled
 from stepscope.core.errors import UnreachableError
 from stepscope.core.metrics import Unit
@@ -17,12 +19,9 @@ from stepscope.core.metrics.gpu import BY_NAME
 from stepscope.core.metrics.readings import GPU, Labels, MissingReason, Reading
 
 Nvml = Any
-"""The module pynvml: it has no types."""
+"""A `NvmlLibrary`: its calls have no types."""
 Handle = Any
 """A nvmlDevice_t."""
-
-struct_member = ctypes.Structure.__getattribute__
-"""Member of a structure of the binding by name, without the binding's own slow conversion of texts."""
 
 UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 1, 2, 3, 4, 6
 DRIVER_NOT_LOADED, TIMEOUT, LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND, GPU_IS_LOST = 9, 10, 12, 13, 15
@@ -70,7 +69,6 @@ _OTHER_ERRORS = {
     999: "unknown error of the driver",
 }
 """Text of the other return codes of nvml.h."""
-_LIBRARY = "libnvidia-ml.so.1"
 _ENDS_SESSION = frozenset({UNINITIALIZED, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, LIB_RM_VERSION_MISMATCH})
 _ENDS_GPU = frozenset({GPU_IS_LOST, GPU_NOT_FOUND, RESET_REQUIRED})
 
@@ -96,23 +94,27 @@ class GpuUnusableError(_UnusableError):
     """A GPU answers NVML nothing more: it is lost, or needs a reset."""
 
 
-def load_pynvml() -> Nvml:
-    """The module pynvml, the binding of NVML.
+def nvml_library() -> Nvml:
+    """The binding of NVML, which loads the library when it is initialised.
 
     Raises:
-        DriverUnusableError: it is not installed.
+        DriverUnusableError: nvidia-ml-py is not installed.
     """
-    try:
-        import pynvml
-    except ImportError:
-        raise DriverUnusableError(MissingReason.NOT_INSTALLED, NO_BINDING) from None
+    if find_spec("pynvml") is None:
+        raise DriverUnusableError(MissingReason.NOT_INSTALLED, NO_BINDING)
+    return NvmlLibrary(_pynvml)
+
+
+def _pynvml() -> Any:
+    import pynvml
+
     return pynvml
 
 
 def reason_of_missing_library() -> NoValue:
     """Why NVML's library cannot be loaded: the binding reports a broken one as missing."""
     try:
-        ctypes.CDLL(_LIBRARY)
+        ctypes.CDLL(LIBRARY)
     except OSError as error:
         if "No such file" not in str(error):
             return NoValue(MissingReason.FAILED, f"the driver's library cannot be loaded: {error}")
@@ -183,15 +185,15 @@ _MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 
 def field_value(field: Any) -> float | NoValue:
     """The number in a nvmlFieldValue_t, or why it has none."""
-    code = struct_member(field, "nvmlReturn")
+    code: int = field.nvmlReturn
     if code == INVALID_ARGUMENT:  # so drivers call an id or a scope that they do not know
         return NoValue(MissingReason.NOT_SUPPORTED)
     if code:
         return nvml_reason_of_code(code)
-    kind = struct_member(field, "valueType")
+    kind: int = field.valueType
     if kind >= len(_MEMBERS):
         return NoValue(MissingReason.UNREADABLE, f"NVML reports a value of the unknown type {kind}")
-    number: float = getattr(struct_member(field, "value"), _MEMBERS[kind])
+    number: float = getattr(field.value, _MEMBERS[kind])
     return nvml_sentinel_reason(number) if is_nvml_sentinel(number) or not math.isfinite(number) else number
 
 

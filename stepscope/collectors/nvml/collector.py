@@ -156,7 +156,7 @@ class NvmlCollector:
 
     def _session(self) -> binding.Nvml:
         if self._nvml is None:
-            nvml = binding.load_pynvml()
+            nvml = binding.nvml_library()
             try:
                 nvml.nvmlInit()
             except nvml.NVMLError as error:

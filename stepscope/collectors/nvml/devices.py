@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stepscope.collectors.nvml import binding
+from stepscope.collectors.nvml.library import gpm_request
 from stepscope.collectors.nvml.queries import MEMORY, QueryTable
 from stepscope.collectors.readings_builder import NoValue
 from stepscope.core.hardware.devices import cuda_version_text
@@ -274,13 +275,8 @@ class GpmSampler:
             if not self._sample():
                 into.miss(_METRIC_NAMES, _NEEDS_TWO_SAMPLES)
                 return
-            # The request (19 KB), allocated once.
-            if self._request is None:
-                self._request = self._nvml.c_nvmlGpmMetricsGet_t()
-                self._request.version = self._nvml.NVML_GPM_METRICS_GET_VERSION
-                for slot, (number, _, _) in zip(self._request.metrics, self._wanted, strict=False):
-                    slot.metricId = number
-                self._request.numMetrics = len(self._wanted)
+            if self._request is None:  # 19 KB, allocated once
+                self._request = gpm_request([number for number, _, _ in self._wanted])
             self._request.sample1, self._request.sample2 = self._samples
             request = self._request
             self._nvml.nvmlGpmMetricsGet(request)
@@ -311,9 +307,9 @@ class GpmSampler:
         dropped = []
         for slot, entry in zip(request.metrics, self._wanted, strict=False):
             _, name, scale = entry
-            code = binding.struct_member(slot, "nvmlReturn")
+            code = slot.nvmlReturn
             if code == 0:
-                into.add_raw(name, binding.struct_member(slot, "value"), scale)
+                into.add_raw(name, slot.value, scale)
             elif code == binding.NOT_SUPPORTED:
                 dropped.append(entry)
             else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from contextlib import suppress
 from enum import StrEnum
 from typing import Any
@@ -142,10 +141,9 @@ _PROCESS_LISTS = (
 _MAX_PROCESSES = 128
 """Processes of a GPU with readings of their own, those with the most memory; others are only counted."""
 _NO_INSTANCE = 2**32 - 1
+_MEMORY_UNKNOWN = 2**64 - 1
 _PERCENT = 0.01
 _MEMORY_NOT_REPORTED = NoValue(MissingReason.NOT_SUPPORTED, "the driver does not report it here")
-_NO_SAMPLE_CODES = (0, 6)
-"""NVML answers NOT_FOUND, or a success that the binding takes for an error (NVMLError of the code SUCCESS)."""
 
 
 class ProcessReader:
@@ -176,9 +174,9 @@ class ProcessReader:
             for process in processes:
                 kinds.setdefault(process.pid, []).append(kind)
                 found[process.pid] = process
-        held = [process.usedGpuMemory for process in found.values()]
-        self.memory_bytes = None if None in held else sum(held)
-        by_memory = sorted(found.values(), key=lambda process: (-(process.usedGpuMemory or 0), process.pid))
+        held = [_memory_of(process) for process in found.values()]
+        self.memory_bytes = None if None in held else sum(one for one in held if one is not None)
+        by_memory = sorted(found.values(), key=lambda process: (-(_memory_of(process) or 0), process.pid))
         for process in by_memory[:_MAX_PROCESSES]:
             self._add_process(process, "+".join(kinds[process.pid]), into)
         if len(by_memory) > _MAX_PROCESSES:
@@ -192,7 +190,7 @@ class ProcessReader:
         further = {"kind": kind, "pid": process.pid}
         if process.gpuInstanceId != _NO_INSTANCE:
             further["gpu_instance"] = process.gpuInstanceId
-        if process.usedGpuMemory is None:
+        if _memory_of(process) is None:
             into.add("process_memory_bytes", _MEMORY_NOT_REPORTED, **further)
         else:
             into.add_raw("process_memory_bytes", process.usedGpuMemory, **further)
@@ -202,7 +200,7 @@ class ProcessReader:
         try:
             samples = self._nvml.nvmlDeviceGetProcessUtilization(self._handle, self._seen_us)
         except Exception as error:
-            if getattr(error, "value", None) in _NO_SAMPLE_CODES:
+            if getattr(error, "value", None) == binding.NOT_FOUND:  # no process ran since
                 return
             into.add("process_sm_utilization_ratio", binding.nvml_reason_of_error(self._nvml, error))
             return
@@ -215,6 +213,11 @@ class ProcessReader:
             into.add_raw("process_sm_utilization_ratio", newest[pid].smUtil, _PERCENT, pid=pid)
 
 
+def _memory_of(process: Any) -> int | None:
+    """Bytes that a process holds; None where the driver does not report them."""
+    return None if process.usedGpuMemory == _MEMORY_UNKNOWN else int(process.usedGpuMemory)
+
+
 _XID_EVENT = 8
 """nvmlEventTypeXidCriticalError."""
 _MAX_EVENTS = 64
@@ -222,7 +225,8 @@ _MAX_EVENTS = 64
 
 
 def _address(handle: binding.Handle) -> int | None:
-    return ctypes.cast(handle, ctypes.c_void_p).value
+    address: int | None = handle.value
+    return address
 
 
 class XidListener:

@@ -7,10 +7,10 @@ all links but those of each (161 to 163, which DCGM's NVLink watch reads as well
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 
 from stepscope.collectors.nvml import binding
+from stepscope.collectors.nvml.library import fields_to_ask
 from stepscope.collectors.readings_builder import NoValue
 from stepscope.core.hardware.fabric import fabric_health, fabric_states, fabric_summary
 from stepscope.core.metrics.readings import MissingReason
@@ -197,7 +197,8 @@ class Nvlinks:
         if not asked:
             return answers
         try:
-            values = nvml.nvmlDeviceGetFieldValues(handle, asked)
+            values = fields_to_ask(asked)
+            nvml.nvmlDeviceGetFieldValues(handle, values)
         except Exception as error:
             return answers | dict.fromkeys(asked, binding.nvml_reason_of_error(nvml, error))
         for one, value in zip(asked, values, strict=True):
@@ -217,17 +218,13 @@ def _error_ratio(packed: int) -> float:
 
 def read_fabric(nvml: binding.Nvml, handle: binding.Handle, into: binding.GpuReadings) -> None:
     """State and health of the registration with the fabric (NVSwitch systems from Hopper on)."""
-    info = nvml.c_nvmlGpuFabricInfo_v3_t()
-    info.version = nvml.nvmlGpuFabricInfo_v3
-    nvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))  # passed on unchanged by the binding
+    info = nvml.nvmlDeviceGetGpuFabricInfoV(handle, 3)
     _add_fabric(info.state, info.status, fabric_health(info.healthMask) | fabric_summary(info.healthSummary), into)
 
 
 def read_fabric_without_summary(nvml: binding.Nvml, handle: binding.Handle, into: binding.GpuReadings) -> None:
     """The same from an older driver."""
-    info = nvml.c_nvmlGpuFabricInfoV_t()
-    info.version = nvml.nvmlGpuFabricInfo_v2
-    nvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
+    info = nvml.nvmlDeviceGetGpuFabricInfoV(handle, 2)
     _add_fabric(info.state, info.status, fabric_health(info.healthMask), into)
 
 

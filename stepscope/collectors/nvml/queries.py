@@ -6,15 +6,17 @@ Field values (`nvmlDeviceGetFieldValues`) are read many with one call, each with
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
 
 from stepscope.collectors.nvml import binding
+from stepscope.collectors.nvml.library import fields_to_ask
 from stepscope.collectors.nvml.nvlinks import ALL_LINKS, read_fabric, read_fabric_without_summary
 from stepscope.collectors.readings_builder import NoValue
 from stepscope.core.metrics.gpu import THROTTLE_REASONS
-from stepscope.core.metrics.readings import MissingReason
+from stepscope.core.metrics.readings import GPU, Labels, MissingReason, with_labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,14 @@ def _memory_v1(nvml: binding.Nvml, handle: binding.Handle, into: binding.GpuRead
     into.miss(("memory_used_bytes", "memory_reserved_bytes"), NoValue(MissingReason.NOT_SUPPORTED, detail))
 
 
+_THROTTLE = GPU + "throttle_reason"
+
+
+@lru_cache(maxsize=1024)
+def _with_reason(labels: Labels, reason: str) -> Labels:
+    return with_labels(labels, reason=reason)
+
+
 def _throttle_query(function: str, fallback: NvmlQuery | None = None) -> NvmlQuery:
     def ask(nvml: binding.Nvml, handle: binding.Handle, into: binding.GpuReadings) -> None:
         bits = getattr(nvml, function)(handle)
@@ -122,7 +132,7 @@ def _throttle_query(function: str, fallback: NvmlQuery | None = None) -> NvmlQue
             into.add("throttle_reason", binding.nvml_sentinel_reason(bits))
             return
         for bit, reason in THROTTLE_REASONS:
-            into.add("throttle_reason", 1 if bits & bit else 0, reason=reason)
+            into.add_labelled(_THROTTLE, 1.0 if bits & bit else 0.0, _with_reason(into.labels, reason))
 
     return NvmlQuery(("throttle_reason",), ask, fallback)
 
@@ -167,8 +177,7 @@ def _retired(name: str, cause: int) -> NvmlQuery:
 
 def _sram(nvml: binding.Nvml, handle: binding.Handle, into: binding.GpuReadings) -> None:
     """Errors of the memory on the die, which rows cannot be replaced of."""
-    status = nvml.c_nvmlEccSramErrorStatus_v1_t()
-    nvml.nvmlDeviceGetSramEccErrorStatus(handle, ctypes.byref(status))
+    status = nvml.nvmlDeviceGetSramEccErrorStatus(handle)
     into.add_raw("sram_corrected_errors_total", status.volatileCor)
     into.add_raw("sram_uncorrected_errors_total", status.volatileUncParity + status.volatileUncSecDed)
     into.add_raw("sram_lifetime_uncorrected_errors_total", status.aggregateUncParity + status.aggregateUncSecDed)
@@ -280,6 +289,7 @@ class FieldBatch:
 
     def __init__(self, fields: tuple[NvmlField, ...]) -> None:
         self._wanted = [(field, 0) for field in fields]
+        self._asked: tuple[list[tuple[int, int]], Any] = [], None
         self._unsupported: list[tuple[str, NoValue]] = []
 
     def read(self, nvml: binding.Nvml, handle: binding.Handle, into: binding.GpuReadings) -> None:
@@ -294,11 +304,12 @@ class FieldBatch:
         self, nvml: binding.Nvml, handle: binding.Handle, into: binding.GpuReadings, wanted: list[tuple[NvmlField, int]]
     ) -> list[tuple[NvmlField, int]]:
         """Read these fields; returns those to be read by another id."""
+        ids = [(field.ids[way][0], field.scope) for field, way in wanted]
+        if ids != self._asked[0]:
+            self._asked = ids, fields_to_ask(ids)
+        values = self._asked[1]
         try:
-            values = nvml.nvmlDeviceGetFieldValues(
-                handle,
-                [(field.ids[way][0], field.scope) if field.scope else field.ids[way][0] for field, way in wanted],
-            )
+            nvml.nvmlDeviceGetFieldValues(handle, values)
         except Exception as error:
             into.miss([field.name for field, _ in wanted], binding.nvml_reason_of_error(nvml, error))
             return []

@@ -21,10 +21,9 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
-from stepscope.collectors.nvml.binding import DriverUnusableError, load_pynvml
+from stepscope.collectors.nvml.binding import DriverUnusableError
 from stepscope.collectors.nvml.collector import GpuTarget, NvmlCollector
 from stepscope.core.metrics.readings import StreamWriter
 from stepscope.core.process import signal_at_parent_death, trim_memory
@@ -116,8 +115,6 @@ def run_nvml_worker() -> int:
     replies = os.dup(1)
     os.dup2(2, 1)  # prints of the driver's library are not replies
     collector = NvmlCollector(slow_poll_seconds=slow_poll_seconds)
-    with suppress(DriverUnusableError):  # told at the first request
-        load_pynvml()
     trim_memory()
     try:
         return serve_requests(collector, 0, replies)

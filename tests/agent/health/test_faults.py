@@ -5,17 +5,16 @@ The faults are those that NVIDIA's own mock of NVML can inject (k8s-test-infra, 
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from pathlib import Path
 
-import pynvml
 import pytest
 
 from stepscope.agent.config.settings import HealthThresholds
 from stepscope.agent.health.health_source import HealthWatch
 from stepscope.agent.health.samples import HealthObserver
 from stepscope.agent.polling import SourceState
+from stepscope.collectors.nvml import library
 from stepscope.collectors.nvml.collector import NvmlCollector
 from tests.collectors.fake_nvml import profiles
 from tests.collectors.fake_nvml.library import FakeNvml, build_fake_nvml
@@ -50,12 +49,11 @@ class _Node:
 
 @pytest.fixture
 def node(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> _Node:
-    library = build_fake_nvml(tmp_path_factory.getbasetemp() / "fake_nvml")
-    fake = FakeNvml(library, tmp_path / "nvml.conf")
+    built = build_fake_nvml(tmp_path_factory.getbasetemp() / "fake_nvml")
+    fake = FakeNvml(built, tmp_path / "nvml.conf")
     fake.write()
     monkeypatch.setenv("FAKE_NVML_CONFIG", str(fake.config))
-    monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(library)))
-    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+    monkeypatch.setattr(library, "LIBRARY", str(built))
     return _Node(fake)
 
 

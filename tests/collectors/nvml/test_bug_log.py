@@ -11,6 +11,7 @@ import pytest
 
 from stepscope.collectors.nvml.collector import NvmlCollector
 from stepscope.collectors.nvml.gpu import PollPart
+from stepscope.collectors.nvml.library import NvmlLibrary
 from stepscope.core.metrics.gpu import BY_NAME
 from stepscope.core.metrics.readings import MissingReason
 from tests.collectors.fake_nvml import profiles
@@ -19,16 +20,14 @@ from tests.collectors.nvml.reading_of import key_of, missing_of, value_of
 
 
 def counting(monkeypatch: pytest.MonkeyPatch, function: str) -> list[int]:
-    import pynvml
-
     calls: list[int] = []
-    real: Callable[..., object] = getattr(pynvml, function)
+    real: Callable[..., object] = getattr(NvmlLibrary, function)
 
     def counted(*arguments: object) -> object:
         calls.append(1)
         return real(*arguments)
 
-    monkeypatch.setattr(pynvml, function, counted)
+    monkeypatch.setattr(NvmlLibrary, function, counted)
     return calls
 
 
@@ -268,20 +267,19 @@ def test_the_xid_that_comes_while_a_gpu_is_found_lost_is_told_with_the_loss(
     nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Seen with NVIDIA's own mock of NVML where no other GPU was read in the same process."""
-    import pynvml
-
     nvml.add(profiles.h100(0))
     nvml.write()
     collector = NvmlCollector()
     collector.collect()
-    read_power = pynvml.nvmlDeviceGetPowerUsage
+    library = collector._session()
+    read_power = library.nvmlDeviceGetPowerUsage
 
     def lose(handle: object) -> object:
         nvml.set(0, xids=1, xid__0=74, lost=1)
         nvml.write()
         return read_power(handle)
 
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetPowerUsage", lose)
+    monkeypatch.setattr(library, "nvmlDeviceGetPowerUsage", lose)
     collection = collector.sweep(key_of(collector))[PollPart.FAST]
     assert value_of(collection, "up", reason="gone") == 0
     assert [dict(finding.labels)["xid"] for finding in collection.findings] == ["74"]
