@@ -66,7 +66,7 @@ def test_nothing_said_is_the_default() -> None:
         (
             "[wbe]\n",
             '{file}: unknown section "wbe"; did you mean "web"? Known: web, gpus, exporter, otlp, dcgm, state, '
-            "training, captures, kineto, health, jobs, kubernetes",
+            "training, verdicts, captures, kineto, health, jobs, kubernetes",
         ),
         (
             "[web]\ninterval = 1",
