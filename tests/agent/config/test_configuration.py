@@ -102,6 +102,11 @@ def test_whatever_a_file_holds_is_taken_or_said_to_be_wrong(
         load_configuration(file)
 
 
+def test_a_file_without_an_end_is_one_line() -> None:
+    with pytest.raises(UsageError, match=r"\A/dev/zero: cannot be read \(has more than 16 MiB\)"):
+        load_configuration(Path("/dev/zero"))
+
+
 def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"agent.toml: cannot be read \(No such file or directory\)"):
         load_configuration(tmp_path / "agent.toml")
