@@ -21,6 +21,7 @@ from typing import Any
 from stepscope.agent.web.http_request import BadRequestError, RequestHead, RequestHeaders, read_request_head
 from stepscope.agent.web.routes import Access, Reply, Request, Route, Routes, TokenBucket, text_reply
 from stepscope.agent.web.web_config import WebConfig, WebConfigReloader
+from stepscope.collectors.inputs import looked_up
 from stepscope.core.errors import UsageError
 
 
@@ -289,7 +290,7 @@ def _server(address: ListenAddress, routes: Routes, access: Access, reloader: We
     host = address.host or "::"
     if not address.host and not socket.has_dualstack_ipv6():
         host = "0.0.0.0"
-    family, *_, place = socket.getaddrinfo(host, address.port, type=socket.SOCK_STREAM)[0]
+    family, *_, place = socket.getaddrinfo(looked_up(host), address.port, type=socket.SOCK_STREAM)[0]
     kind = type("_FamilyServer", (ConnectionServer,), {"address_family": family})
     server: ConnectionServer = kind(place, routes, access, reloader)
     return server
