@@ -59,10 +59,15 @@ def share_one_heap() -> None:
             ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
+_COLLECTED_AFTER = 10_000
+"""Objects made between collections: a round of readings is some hundreds, and is no garbage."""
+
+
 def trim_memory() -> None:
     """Freeze what was loaded, which is never searched for cycles again, and return free memory to the kernel."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(_COLLECTED_AFTER, *gc.get_threshold()[1:])
     if sys.platform == "linux":
         import ctypes
 

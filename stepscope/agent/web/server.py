@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from socketserver import StreamRequestHandler, TCPServer, ThreadingMixIn
@@ -230,7 +231,7 @@ def _names(certificate: Mapping[str, Any]) -> set[str]:
     return {str(value) for _, value in certificate.get("subjectAltName", ())}
 
 
-_POLL_SECONDS = 0.5
+_POLL_SECONDS = 1.0
 _FIXED_HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -280,6 +281,8 @@ class AgentServer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        with suppress(OSError):
+            self._server.socket.shutdown(socket.SHUT_RDWR)  # wakes its thread
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
@@ -296,7 +299,7 @@ def _server(address: ListenAddress, routes: Routes, access: Access, reloader: We
     return server
 
 
-_METHODS = frozenset({"GET", "HEAD", "POST", "DELETE"})
+_METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "PUT", "PATCH"})
 
 
 class _Handler(StreamRequestHandler):
