@@ -31,6 +31,8 @@ from stepscope.agent.sources import GPUS, AgentSources, summary_of_sources, wait
 from stepscope.agent.state_directory import StateLock, agent_token, state_directory
 from stepscope.agent.training_link.counter_feed import CounterFeed
 from stepscope.agent.training_link.server import TrainingServer
+from stepscope.agent.verdicts.changes import VerdictChanges
+from stepscope.agent.verdicts.notifier import VerdictNotifier, check_targets
 from stepscope.agent.web.endpoints import api_routes, capture_routes, node_of, page_routes
 from stepscope.agent.web.health_routes import health_routes
 from stepscope.agent.web.routes import Access
@@ -38,8 +40,9 @@ from stepscope.agent.web.server import AgentServer, listen_address_of
 from stepscope.agent.web.web_config import WebConfigReloader
 from stepscope.collectors.dcgm_exporter.page import dcgm_endpoint_of
 from stepscope.collectors.kineto_daemon.backend import KinetoBackend
-from stepscope.core.documents.node import Node
+from stepscope.core.documents.node import Node, run_verdicts
 from stepscope.core.errors import UsageError
+from stepscope.core.metrics.readings import Reading
 from stepscope.core.process import trim_memory
 
 if TYPE_CHECKING:
@@ -83,6 +86,7 @@ class Agent:
         self._counters = (
             CounterFeed(self._training, self._sources.states, interval=interval) if self._training else None
         )
+        self._notifier = _notifier(configuration, self._training, self._host)
         backends: list[CaptureBackend] = [] if self._training is None else [ProfileCaptureBackend(self._training)]
         self._captures = AgentCaptureCoordinator(
             backends if self._kineto is None else [*backends, self._kineto],
@@ -113,7 +117,7 @@ class Agent:
             dcgm_names=self._dcgm_names,
             hostname=self._host,
             log_lines_dropped=log_lines_dropped,
-            own_readings=self._otlp.readings if self._otlp else tuple,
+            own_readings=lambda: [*_readings_of(self._otlp), *_readings_of(self._notifier)],
         )
         sources.after_round = page.prepare
         # the lock first and last: an agent that is refused has touched nothing, one that ends has released everything
@@ -125,7 +129,8 @@ class Agent:
             health = health_routes(sources.health, host=self._host)
             routes = (*page_routes(page, sources.states), *api, *health, *capture_routes(captures))
             server = AgentServer(self.address, routes, access, guard)
-            beside = [one for one in (self._counters, self._targets, self._kubernetes) if one is not None]
+            helpers = self._counters, self._targets, self._kubernetes, self._notifier
+            beside = [one for one in helpers if one is not None]
             with sources, server, ExitStack() as stack:
                 for one in beside:
                     stack.enter_context(one)
@@ -197,6 +202,26 @@ def _otlp(configuration: Configuration, host: str) -> OtlpPush | None:
     with _located_error(configuration, "otlp.endpoint"):
         endpoint = otlp_endpoint_of(settings.endpoint)
     return OtlpPush(endpoint, host=host, interval=settings.interval_seconds, timeout=settings.timeout_seconds)
+
+
+def _readings_of(part: OtlpPush | VerdictNotifier | None) -> Sequence[Reading]:
+    return () if part is None else part.readings()
+
+
+def _notifier(configuration: Configuration, training: TrainingServer | None, host: str) -> VerdictNotifier | None:
+    settings = configuration.settings.verdicts
+    with _located_error(configuration, "verdicts.webhook"):
+        check_targets(settings.webhook)
+    if training is None or not (settings.webhook or settings.command):
+        return None
+    return VerdictNotifier(
+        lambda: run_verdicts(training.ranks()),
+        VerdictChanges(settings.settle_seconds, settings.per_hour),
+        host=host,
+        webhook=settings.webhook,
+        command=settings.command,
+        timeout=settings.timeout_seconds,
+    )
 
 
 def _targets(sources: Sequence[str]) -> TargetList | None:

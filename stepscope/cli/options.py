@@ -140,9 +140,10 @@ def _clients(
 
 def _lines(file: Path) -> list[str]:
     from stepscope.core.errors import DataError, from_os_error
+    from stepscope.store.files import read_text
 
     try:
-        text = sys.stdin.read() if str(file) == "-" else file.read_text()
+        text = sys.stdin.read() if str(file) == "-" else read_text(file)
     except OSError as error:
         raise from_os_error(error, "cannot be read", where=str(file)) from None
     except UnicodeDecodeError:

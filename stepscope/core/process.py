@@ -1,4 +1,4 @@
-"""Process-wide tools: safe forking, parent-death signal, C accelerators on or off, a worker thread, patched functions.
+"""Process-wide tools: own processes and forks, parent-death signal, C accelerators, a worker thread, patched functions.
 
 The C accelerators change speed, never results.
 
@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 
@@ -73,6 +74,23 @@ def trim_memory() -> None:
 
         with suppress(AttributeError):  # a C library other than glibc
             ctypes.CDLL(None).malloc_trim(0)
+
+
+_RUN_MODULE = """
+import sys
+sys.path.append(sys.argv.pop(1))
+import runpy
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+"""
+_WHERE_STEPSCOPE_IS = str(Path(__file__).resolve().parents[2])
+
+
+def module_command(module: str, *arguments: str) -> tuple[str, ...]:
+    """Command that runs a module of stepscope in a process of its own.
+
+    It is found where this process has it, after all else; nothing is imported from the working directory.
+    """
+    return (sys.executable, "-P", "-c", _RUN_MODULE, _WHERE_STEPSCOPE_IS, module, *arguments)
 
 
 PURE_VARIABLE = "STEPSCOPE_PURE"

@@ -1,7 +1,8 @@
-"""Atomic writing of files, which passes output through to devices, pipes and open descriptors."""
+"""Reading of bounded texts, and atomic writing, which passes output through to devices, pipes and open descriptors."""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
@@ -74,6 +75,24 @@ def read_whole(path: Path) -> bytes:
         raise DataError("does not exist", where=str(path), what_next="check the path") from error
     except OSError as error:
         raise from_os_error(error, "cannot be read", where=str(path)) from error
+
+
+MAX_TEXT_BYTES = 16 << 20
+"""Of a text that people or their tools write: settings, lists of agents."""
+
+
+def read_text(path: Path) -> str:
+    """Store: read a text written by people, of at most `MAX_TEXT_BYTES`; a device may have no end.
+
+    Raises:
+        OSError: it cannot be read, or is longer (EFBIG).
+        UnicodeDecodeError: it is no text.
+    """
+    with path.open("rb") as file:
+        content = file.read(MAX_TEXT_BYTES + 1)
+    if len(content) > MAX_TEXT_BYTES:
+        raise OSError(errno.EFBIG, f"has more than {MAX_TEXT_BYTES >> 20} MiB", str(path))
+    return content.decode()
 
 
 _STANDARD = {"/dev/stdout": 1, "/dev/stderr": 2}

@@ -25,6 +25,7 @@ import msgspec
 from stepscope.agent.captures.capture import CaptureRefusedError
 from stepscope.agent.config.configuration import configuration_document, load_configuration
 from stepscope.agent.sources import AgentCheck
+from stepscope.agent.verdicts.changes import VerdictChange, change_document
 from stepscope.agent.web.endpoints import api_routes, capture_routes
 from stepscope.agent.web.routes import Request, Route
 from stepscope.cli import root
@@ -127,6 +128,7 @@ def _with_schema() -> Iterator[list[Any]]:
     yield _encoded(Analysis, encode_document)
     yield _encoded(CaptureAnalyses, encode_document)
     yield [_through_json(live_verdict_document(verdict)) for verdict in samples(LiveVerdict)]
+    yield [_through_json(change_document(change, "host")) for change in _verdict_changes()]
     yield _encoded(WhatIfReport, encode_document)
     yield _encoded(Comparison, encode_document)
     yield _encoded(NcclReport, lambda report: encode_document(nccl_document(report)))
@@ -234,6 +236,10 @@ def _captures() -> Iterator[list[Any]]:
     yield [_answer(show, f"{path}/c-1")]
     jobs = [*samples(CapturedJob), sample(CapturedJob, reports={})]
     yield [_through_json(capture_document(one)) for one in jobs]
+
+
+def _verdict_changes() -> list[VerdictChange]:
+    return [*samples(VerdictChange), *samples(VerdictChange, before="")]
 
 
 def _orders() -> list[Any]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from stepscope.core.process import about_to_fork
+from stepscope.core.process import about_to_fork, module_command
 from tests.garbage import Dropped, collected_by_hand, collectors_of
 from tests.training.processes import fork
 
@@ -55,3 +56,13 @@ def test_what_the_parent_has_frozen_itself_stays_frozen() -> None:
     with about_to_fork():
         pass
     assert gc.get_freeze_count() > 0
+
+
+def test_a_module_in_a_process_of_its_own_imports_nothing_from_the_working_directory(tmp_path: Path) -> None:
+    for name in ("json", "stepscope"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong one')")
+    without_path = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = module_command("stepscope", "--version")
+    ended = subprocess.run(command, cwd=tmp_path, env=without_path, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.startswith("stepscope")

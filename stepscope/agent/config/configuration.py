@@ -26,6 +26,7 @@ from stepscope.agent.config.settings import (
 )
 from stepscope.core.errors import UsageError, from_os_error
 from stepscope.core.text.numbers import nearest, unknown_name
+from stepscope.store.files import read_text
 
 PREFIX = "STEPSCOPE_AGENT__"
 """Prefix of environment variables: STEPSCOPE_AGENT__WEB__LISTEN."""
@@ -99,7 +100,7 @@ def load_configuration(
 
 def _of_file(file: Path) -> dict[str, Any]:
     try:
-        document = tomllib.loads(file.read_text(encoding="utf-8"))
+        document = tomllib.loads(read_text(file))
     except OSError as error:
         raise from_os_error(error, "cannot be read", where=str(file), kind=UsageError) from None
     except (ValueError, RecursionError) as error:  # ValueError: also invalid numbers and characters

@@ -336,6 +336,19 @@ class TrainingSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class VerdictSettings:
+    """Settings of the agent: what is called when the live verdict of a run changes."""
+
+    webhook: str = key("", "URL that gets a JSON POST when the verdict of a run changes; empty: none.", is_secret=True)
+    command: tuple[str, ...] = key(
+        (), "Command and its arguments, without a shell, that gets the same JSON on standard input; none: none."
+    )
+    settle_seconds: float = key(60.0, "Seconds that a change must last, over at least two verdicts.", least=0.0)
+    per_hour: int = key(12, "Largest number of calls an hour for the runs of one user.", least=1, most=3600)
+    timeout_seconds: float = key(10.0, "Seconds that a call may take.", least=0.1, most=300.0)
+
+
+@dataclass(frozen=True, slots=True)
 class CaptureLimits:
     """Settings of the agent: limits of captures."""
 
@@ -389,6 +402,7 @@ class AgentSettings:
     dcgm: DcgmSettings = DcgmSettings()
     state: StateSettings = StateSettings()
     training: TrainingSettings = TrainingSettings()
+    verdicts: VerdictSettings = VerdictSettings()
     captures: CaptureLimits = CaptureLimits()
     kineto: KinetoSettings = KinetoSettings()
     health: HealthThresholds = HealthThresholds()

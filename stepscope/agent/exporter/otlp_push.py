@@ -12,7 +12,6 @@ import logging
 import os
 import select
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,8 +22,9 @@ from urllib.parse import urlsplit
 from stepscope.core.errors import UsageError
 from stepscope.core.metrics.agent import AGENT
 from stepscope.core.metrics.readings import Reading, labels_of
+from stepscope.core.process import module_command
 
-_COMMAND = (sys.executable, "-m", "stepscope.agent.exporter.otlp_process")
+_COMMAND = module_command("stepscope.agent.exporter.otlp_process")
 _START_SECONDS = 30.0
 """Beside the time of a push: loading the library on a busy machine."""
 _MAX_ANSWER_BYTES = 1 << 16

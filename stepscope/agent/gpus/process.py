@@ -9,12 +9,12 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from stepscope.core.metrics.readings import Collection, StreamReader
+from stepscope.core.process import module_command
 
 
 class GpuProbe(Protocol):
@@ -56,7 +56,7 @@ class ProbeProcess:
             grace_seconds: time to exit when it is asked to.
         """
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "stepscope.collectors.nvml.worker", str(slow_poll_seconds), str(grace_seconds)],
+            module_command("stepscope.collectors.nvml.worker", str(slow_poll_seconds), str(grace_seconds)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,

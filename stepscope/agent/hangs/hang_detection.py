@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import logging
 import subprocess
-import sys
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -27,6 +26,7 @@ from stepscope.core.documents.node import TrainingRank
 from stepscope.core.errors import DataError, printable
 from stepscope.core.metrics.agent import TRAINING
 from stepscope.core.metrics.readings import Collection, MissingReason
+from stepscope.core.process import module_command
 from stepscope.core.protocol.fields import read_object
 from stepscope.core.text.numbers import ranks_words
 
@@ -143,7 +143,7 @@ class HangQuery:
         about = [run_directory, *("" if number is None else str(number) for number in (uid, pid))]
         self._deadline = now + _ANSWER_SECONDS
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "stepscope.workflow.live_hang", *about],
+            module_command("stepscope.workflow.live_hang", *about),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

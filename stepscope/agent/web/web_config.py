@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.core.errors import UsageError, from_os_error
 from stepscope.core.text.numbers import unknown_name
+from stepscope.store.files import read_text
 
 if TYPE_CHECKING:
     import ssl  # OpenSSL takes 5 MB, which an agent without TLS does without
@@ -90,7 +91,7 @@ def _document(file: Path) -> Any:
     import yaml
 
     try:
-        return yaml.safe_load(file.read_text(encoding="utf-8"))
+        return yaml.safe_load(read_text(file))
     except OSError as error:
         raise from_os_error(error, "cannot be read", where=str(file), kind=UsageError) from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # the last two: invalid values, and nested brackets

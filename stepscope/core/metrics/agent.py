@@ -42,6 +42,8 @@ AGENT_METRICS: tuple[Metric, ...] = (
     _agent("otlp_points_dropped_total", "Values of failed pushes to the OTLP endpoint.", default=_ALL),
     _agent("otlp_push_age_seconds", "Time since the OTLP endpoint took a push, or since the start before the first.",
            default=_ALL),
+    _agent("verdict_calls_total", "Calls of the webhook and the command on changes of live verdicts: ok, failed.",
+           "target", "result", default=_ALL),
     _agent("kubernetes_writes_total", "Changes of the Kubernetes node, by kind (condition, event) and result.",
            "kind", "result", default=_ALL),
     _agent("kubernetes_events_dropped_total", "Events for Kubernetes that were not sent, as too many came at once.",

@@ -11,7 +11,6 @@ import logging
 import os
 import re
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from dataclasses import asdict
@@ -20,6 +19,7 @@ from typing import Any
 
 from stepscope.core.documents.hang import RANK_STATE_SCHEMA, STALE_SECONDS, LiveHangState, RankState
 from stepscope.core.documents.run_directory import FLIGHT_FOLDER, LIVE_FOLDER, RankFile
+from stepscope.core.process import module_command
 from stepscope.training.hangs import stall
 from stepscope.training.hangs.device_wait import device_wait_call
 from stepscope.training.hangs.stuck_report import code_location, collective_frames, flight_record
@@ -140,15 +140,6 @@ class LiveStateWriter:
             self._folder.rmdir()
 
 
-_CHECK_PROGRAM = """
-import sys
-sys.path.append(sys.argv[1])
-from stepscope.workflow.live_hang import main
-sys.exit(main(sys.argv[2:]))
-"""
-"""Finds stepscope where this process has it, after all else."""
-
-_WHERE_STEPSCOPE_IS = str(Path(__file__).resolve().parents[3])
 _FIRST_SECONDS = 4.0
 _ASK_AGAIN_SECONDS = 5.0
 _LAST_AGAIN_SECONDS = 60.0
@@ -220,7 +211,7 @@ class LiveHangCheck:
         self._asked = now
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _CHECK_PROGRAM, _WHERE_STEPSCOPE_IS, str(self._run_directory.absolute())],
+                module_command("stepscope.workflow.live_hang", str(self._run_directory.absolute())),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

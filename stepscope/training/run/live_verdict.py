@@ -10,13 +10,13 @@ import logging
 import math
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from stepscope.core.documents.run_directory import LIVE_VERDICT_FILE
+from stepscope.core.process import module_command
 from stepscope.core.protocol.messages import encode_message
 from stepscope.core.protocol.verdicts import MAX_VERDICT_BYTES, LiveVerdict, read_live_verdict
 from stepscope.training.hangs.stall import helper_processes
@@ -45,15 +45,6 @@ def parse_live_verdict(value: float | str) -> float:
     raise ValueError(f'live_verdict is "on", "off" or {_LEAST_SECONDS:g} to {_MOST_SECONDS:g} seconds, not {value!r}')
 
 
-_PROGRAM = """
-import sys
-sys.path.append(sys.argv[1])
-from stepscope.workflow.live_verdict import main
-sys.exit(main(sys.argv[2:]))
-"""
-"""Finds stepscope where this process has it, after all else."""
-
-_WHERE_STEPSCOPE_IS = str(Path(__file__).resolve().parents[3])
 _FIRST_AGAIN_SECONDS, _LAST_AGAIN_SECONDS = 60.0, 3600.0
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
@@ -99,7 +90,7 @@ class LiveVerdictProcess:
         run, seconds = str(self._run_directory.absolute()), str(self._seconds)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _PROGRAM, _WHERE_STEPSCOPE_IS, run, seconds, str(os.getpid())],
+                module_command("stepscope.workflow.live_verdict", run, seconds, str(os.getpid())),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -106,9 +106,9 @@ def _findings(answer: NodeAnswer) -> Iterator[StatusFinding]:
         next_step = "stepscope doctor on that machine says what is missing; leave out machines without GPUs"
         message = f"whether its GPUs are well is not known: {why}"
         yield StatusFinding(answer.agent, node.host, "", "", _UNKNOWN, Severity.WARNING.value, message, next_step)
-    for one in node.verdicts:
-        if one.verdict.bottleneck:
-            message = f"run {one.verdict.run}: {one.verdict.summary or one.verdict.cause}"
+    for verdict in (running.verdict for running in node.verdicts):
+        if verdict.bottleneck:
+            message = f"run {verdict.run}: {verdict.summary or verdict.cause}"
             action = "stepscope analyze of its run directory has the evidence and the fix"
             severity = Severity.INFO.value
             yield StatusFinding(answer.agent, node.host, "", "", "bottleneck", severity, message, action)

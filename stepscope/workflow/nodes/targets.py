@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 
 from stepscope.collectors.inputs import DeadlineSocket
 from stepscope.core.errors import DataError, StepscopeError, UnreachableError, UsageError, from_os_error
+from stepscope.store.files import read_text
 from stepscope.workflow.nodes.agent_client import AgentClient, agent_client
 from stepscope.workflow.nodes.kubernetes_targets import kubernetes_targets
 from stepscope.workflow.nodes.node_list import expand_node_list
@@ -125,7 +126,7 @@ def _of_files(pattern: str) -> list[Target]:
 
 def _of_file(path: Path) -> list[Target]:
     try:
-        text = path.read_text()
+        text = read_text(path)
     except OSError as error:
         raise from_os_error(error, "cannot be read", where=str(path)) from None
     except UnicodeDecodeError:

@@ -8,7 +8,6 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Any
 
 from stepscope.collectors.jobs.devices import parse_device_list
 from stepscope.core.documents.machine_checks import CHECKS, CheckGroup
+from stepscope.core.process import module_command
 from stepscope.core.text.numbers import unknown_name
 
 _GRACE_SECONDS = 3.0
@@ -203,7 +203,7 @@ MAX_GPUS = 1024
 _DRIVER_SECONDS = (5.0, 15.0)
 """At least and at most. A driver without persistence mode takes up to 3 s to wake a GPU."""
 
-_WORKER = (sys.executable, "-m", "stepscope.workflow.preflight.worker_process")
+_WORKER = module_command("stepscope.workflow.preflight.worker_process")
 
 
 def driver_seconds_of(seconds: float) -> float:

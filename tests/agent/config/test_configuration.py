@@ -66,7 +66,7 @@ def test_nothing_said_is_the_default() -> None:
         (
             "[wbe]\n",
             '{file}: unknown section "wbe"; did you mean "web"? Known: web, gpus, exporter, otlp, dcgm, state, '
-            "training, captures, kineto, health, jobs, kubernetes",
+            "training, verdicts, captures, kineto, health, jobs, kubernetes",
         ),
         (
             "[web]\ninterval = 1",
@@ -100,6 +100,11 @@ def test_whatever_a_file_holds_is_taken_or_said_to_be_wrong(
     file.write_text(text, encoding="utf-8", errors="replace")
     with suppress(UsageError):
         load_configuration(file)
+
+
+def test_a_file_without_an_end_is_one_line() -> None:
+    with pytest.raises(UsageError, match=r"\A/dev/zero: cannot be read \(has more than 16 MiB\)"):
+        load_configuration(Path("/dev/zero"))
 
 
 def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:

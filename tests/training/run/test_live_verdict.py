@@ -8,6 +8,7 @@ import math
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -100,7 +101,8 @@ def test_what_is_old_foreign_or_no_verdict_is_not_passed_on(tmp_path: Path, monk
 
 
 def test_a_process_that_ends_is_started_again_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_verdict, "_PROGRAM", "raise SystemExit(3)")
+    failing = (sys.executable, "-c", "raise SystemExit(3)")
+    monkeypatch.setattr(live_verdict, "module_command", lambda *_: failing)
     monkeypatch.setattr(live_verdict, "_FIRST_AGAIN_SECONDS", 0.2)
     started: list[float] = []
     real = subprocess.Popen
