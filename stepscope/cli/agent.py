@@ -25,7 +25,6 @@ from stepscope.agent.config.configuration import (
 from stepscope.agent.config.settings import KEYS, Key
 from stepscope.cli import CommandGroup
 from stepscope.cli.options import FILE, json_option
-from stepscope.cli.terminal.agent_check import agent_check_lines
 
 _Function = Callable[..., None]
 _FILE_HELP = "Read settings from this TOML file; `stepscope agent config show` lists them."
@@ -117,7 +116,9 @@ def agent_run_command(configuration: Configuration) -> None:
     """
     from stepscope.agent.daemon import LogQueue, ends_in_time
     from stepscope.agent.service import Agent
+    from stepscope.core.process import share_one_heap
 
+    share_one_heap()
     with LogQueue() as log, ends_in_time(), _set_by_sigterm() as stop:
         agent = Agent(configuration)
         logging.basicConfig(level=logging.WARNING, format="stepscope agent: %(message)s")
@@ -132,6 +133,7 @@ def agent_check_command(configuration: Configuration, as_json: bool) -> None:
     """Show which metrics can be collected here, which cannot, and why; takes some seconds."""
     from stepscope.agent.service import agent_sources_of
     from stepscope.agent.sources import check_agent_sources
+    from stepscope.cli.terminal.agent_check import agent_check_lines
 
     logging.basicConfig(level=logging.WARNING, format="stepscope agent: %(message)s")
     found = check_agent_sources(agent_sources_of(configuration))

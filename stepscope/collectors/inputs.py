@@ -6,9 +6,9 @@ A socket's timeout holds for each call: a server that sends one byte now and the
 from __future__ import annotations
 
 import io
-import pickle
 import socket
 import struct
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ from stepscope.core.errors import DataError, from_os_error
 
 _PARSE_ERRORS = (
     *(AttributeError, EOFError, LookupError, OverflowError, RecursionError, TypeError, ValueError),
-    *(pickle.UnpicklingError, struct.error),
+    struct.error,
 )
 _MAX_REASON_LENGTH = 120
 
@@ -45,9 +45,22 @@ def malformed_as_data_error(what: str, *, where: str, what_next: str) -> Iterato
     """Collectors: turn any Python error of malformed input into a `DataError` that begins with `what`."""
     try:
         yield
-    except _PARSE_ERRORS as error:
+    except Exception as error:
+        if not isinstance(error, _PARSE_ERRORS) and not _is_of_pickle(error):
+            raise
         reason = " ".join(f"{type(error).__name__} {error}".split())[:_MAX_REASON_LENGTH]
         raise DataError(f"{what} ({reason})", where=where, what_next=what_next) from None
+
+
+def _is_of_pickle(error: Exception) -> bool:
+    """Whether pickle raised it, which is loaded only by who uses it."""
+    pickle = sys.modules.get("pickle")
+    return pickle is not None and isinstance(error, pickle.UnpicklingError)
+
+
+def looked_up(host: str) -> Any:
+    """A host for a collector's or server's socket: text makes Python load its international names, 0.3 MB."""
+    return host.encode() if host.isascii() else host
 
 
 class DeadlineSocket:

@@ -48,10 +48,27 @@ def signal_at_parent_death(number: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
+_M_ARENA_MAX = -8
+
+
+def share_one_heap() -> None:
+    """Have all threads of this process allocate from one heap, where each would keep free memory of its own."""
+    if sys.platform == "linux":
+        import ctypes
+
+        with suppress(AttributeError):  # a C library other than glibc
+            ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
+
+
+_COLLECTED_AFTER = 10_000
+"""Objects made between collections: a round of readings is some hundreds, and is no garbage."""
+
+
 def trim_memory() -> None:
     """Freeze what was loaded, which is never searched for cycles again, and return free memory to the kernel."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(_COLLECTED_AFTER, *gc.get_threshold()[1:])
     if sys.platform == "linux":
         import ctypes
 

@@ -21,6 +21,7 @@ from stepscope.core.documents.analysis import (
     Verdict,
 )
 from stepscope.core.errors import DataError, UsageError
+from stepscope.core.protocol.verdicts import MAX_VERDICT_BYTES, LiveVerdict, read_live_verdict
 from stepscope.core.vocabulary import Cause
 from stepscope.store import documents
 from stepscope.store.files import read_whole, write_whole
@@ -57,6 +58,7 @@ class RunSummary:
         cause, summary: the verdict; None when not analysed.
         cause_fraction, cause_ms_per_step: share of that cause, and its part of such a step; None where unknown.
         problem: one line on files that cannot be read; None when all can.
+        live_verdict: the newest of a run that has not ended; None without one.
     """
 
     id: str
@@ -73,6 +75,7 @@ class RunSummary:
     cause_ms_per_step: float | None
     status: RunStatus
     problem: str | None
+    live_verdict: LiveVerdict | None = None
 
 
 class _AnalysisHead(msgspec.Struct):
@@ -144,7 +147,8 @@ class RunStore:
 
     def _summary(self, run_id: str, path: Path) -> RunSummary:
         """The summary, read again only when a file has changed: a long list is fast the second time."""
-        state = tuple(_signature(path / name) for name in (layout.RUN_FILE, layout.ANALYSIS_FILE))
+        files = (layout.RUN_FILE, layout.ANALYSIS_FILE, layout.LIVE_VERDICT_FILE)
+        state = tuple(_signature(path / name) for name in files)
         known = self._known.get(run_id)
         if known is None or known[0] != state:
             known = (state, _summarise(run_id, path))
@@ -271,7 +275,21 @@ def _summarise(run_id: str, path: Path) -> RunSummary:
         cause_ms_per_step=share_ms,
         status=RunStatus.ANALYSED if head else unanalysed,
         problem=" ".join(problems) or None,
+        live_verdict=_live_verdict(path) if manifest and _has_not_ended(manifest) else None,
     )
+
+
+def _has_not_ended(manifest: layout.RunManifest) -> bool:
+    return bool(manifest.attempts) and manifest.attempts[-1].end_ns is None
+
+
+def _live_verdict(run_directory: Path) -> LiveVerdict | None:
+    """The newest live verdict of a run; None without one that can be read."""
+    try:
+        with (run_directory / layout.LIVE_VERDICT_FILE).open("rb") as file:
+            return read_live_verdict(msgspec.json.decode(file.read(MAX_VERDICT_BYTES)))
+    except (OSError, ValueError, RecursionError):
+        return None
 
 
 def _cost(head: _AnalysisHead) -> tuple[float | None, float | None, float | None]:

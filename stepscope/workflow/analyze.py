@@ -64,7 +64,7 @@ class RecentSteps(NamedTuple):
 
     seconds: float
     least: int = 20
-    most_bytes: int = 64 << 20
+    most_bytes: int = 8 << 20
 
     def of(self, ranks: Sequence[RankSteps]) -> list[RankSteps]:
         """Those of these."""

@@ -11,12 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.core.documents.run_directory import RankTimeline
+from stepscope.core.documents.run_directory import LIVE_VERDICT_FILE, RankTimeline
 from stepscope.core.errors import DataError
+from stepscope.core.protocol.verdicts import LiveVerdict, live_verdict_document
 from stepscope.core.vocabulary import CATEGORY_ORDER, Cause
 from stepscope.store.documents import decode_analysis, decode_timelines, encode_document, encode_timelines
 from stepscope.store.runs import NotAnalysedError, RunStatus, RunStore, UnknownRunError, save_analysis
 from tests.dashboard import example_run as example
+from tests.workflow.written_runs import write_run
 
 
 def test_an_analysis_survives_the_way_to_disk_and_back(tmp_path: Path) -> None:
@@ -208,6 +210,22 @@ def test_a_changed_file_is_seen_the_next_time(tmp_path: Path) -> None:
     save_analysis(tmp_path / "run", example.make_analysis(example.make_timelines()))
 
     assert (before, store.get("run").status) == (RunStatus.NOT_ANALYSED, RunStatus.ANALYSED)
+
+
+def test_the_live_verdict_is_of_a_run_that_has_not_ended(tmp_path: Path) -> None:
+    run, verdict = write_run(tmp_path / "r", num_steps=3), LiveVerdict("r", 5, "copy", 0.5)
+    store, file = RunStore(tmp_path), run / LIVE_VERDICT_FILE
+    assert store.get("r").live_verdict is None
+    file.write_text(json.dumps(live_verdict_document(verdict)))
+    assert store.get("r").live_verdict == verdict
+    for content in (b"", b"[" * 10_000, b" " * 100_000, json.dumps({"schema": "x"}).encode()):
+        file.write_bytes(content)
+        assert store.get("r").live_verdict is None
+    file.write_text(json.dumps(live_verdict_document(verdict)))
+    manifest = json.loads((run / "run.json").read_bytes())
+    manifest["attempts"][0]["end_ns"] = 7
+    (run / "run.json").write_text(json.dumps(manifest))
+    assert store.get("r").live_verdict is None
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_no_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from socketserver import StreamRequestHandler, TCPServer, ThreadingMixIn
@@ -21,6 +22,7 @@ from typing import Any
 from stepscope.agent.web.http_request import BadRequestError, RequestHead, RequestHeaders, read_request_head
 from stepscope.agent.web.routes import Access, Reply, Request, Route, Routes, TokenBucket, text_reply
 from stepscope.agent.web.web_config import WebConfig, WebConfigReloader
+from stepscope.collectors.inputs import looked_up
 from stepscope.core.errors import UsageError
 
 
@@ -229,7 +231,7 @@ def _names(certificate: Mapping[str, Any]) -> set[str]:
     return {str(value) for _, value in certificate.get("subjectAltName", ())}
 
 
-_POLL_SECONDS = 0.5
+_POLL_SECONDS = 1.0
 _FIXED_HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -279,6 +281,8 @@ class AgentServer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        with suppress(OSError):
+            self._server.socket.shutdown(socket.SHUT_RDWR)  # wakes its thread
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
@@ -289,13 +293,13 @@ def _server(address: ListenAddress, routes: Routes, access: Access, reloader: We
     host = address.host or "::"
     if not address.host and not socket.has_dualstack_ipv6():
         host = "0.0.0.0"
-    family, *_, place = socket.getaddrinfo(host, address.port, type=socket.SOCK_STREAM)[0]
+    family, *_, place = socket.getaddrinfo(looked_up(host), address.port, type=socket.SOCK_STREAM)[0]
     kind = type("_FamilyServer", (ConnectionServer,), {"address_family": family})
     server: ConnectionServer = kind(place, routes, access, reloader)
     return server
 
 
-_METHODS = frozenset({"GET", "HEAD", "POST", "DELETE"})
+_METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "PUT", "PATCH"})
 
 
 class _Handler(StreamRequestHandler):

@@ -59,7 +59,9 @@ def verdict_lines(answers: Sequence[NodeAnswer]) -> list[Text]:
     known.sort(key=lambda pair: pair[0].verdict.time_ns)
     newest = {(one.verdict.run, one.uid): (one, now_ns) for one, now_ns in known}
     return [
-        _text(live_verdict_line(one, now_ns), "yellow" if one.verdict.bottleneck else "")
+        _text(
+            f"{one.verdict.run}  {live_verdict_line(one.verdict, now_ns)}", "yellow" if one.verdict.bottleneck else ""
+        )
         for one, now_ns in sorted(newest.values(), key=lambda pair: pair[0].verdict.run)
     ]
 

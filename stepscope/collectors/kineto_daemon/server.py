@@ -34,7 +34,7 @@ _TIME = struct.Struct("@qq")
 _SO_TIMESTAMPNS = getattr(socket, "SO_TIMESTAMPNS", 35)
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(_TIME.size)
 """Without room for descriptors that a sender may attach: the kernel closes what does not fit."""
-_WAIT_SECONDS = 0.5
+_WAIT_SECONDS = 1.0
 _PAUSE_SECONDS = 10.0
 _TOO_LATE_SECONDS = 0.06
 _MAX_FOLDERS = 16

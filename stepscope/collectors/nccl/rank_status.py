@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from stepscope.collectors.inputs import DeadlineSocket, malformed_as_data_error
+from stepscope.collectors.inputs import DeadlineSocket, looked_up, malformed_as_data_error
 from stepscope.core.documents.nccl_rank_status import (
     HangFlags,
     RasCommunicator,
@@ -269,7 +269,7 @@ def ask_ras(address: tuple[str, int] = DEFAULT_ADDRESS, *, seconds: float = 5.0)
     where = f"{address[0]}:{address[1]}"
     not_ras = DataError("is not NCCL's RAS service", where=where, what_next="check the port")
     deadline = time.monotonic() + seconds
-    with socket.create_connection(address, timeout=seconds) as connection:
+    with socket.create_connection((looked_up(address[0]), address[1]), timeout=seconds) as connection:
         channel = DeadlineSocket(connection, deadline)
         answers = channel.makefile("rb")
 

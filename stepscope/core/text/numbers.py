@@ -5,7 +5,6 @@ Unknown numbers are an en dash.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -161,6 +160,8 @@ def _no_minus_zero(text: str) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name whose text is most similar to this one; None where none is similar."""
+    import difflib  # only where a name is wrong
+
     return next(iter(difflib.get_close_matches(name, list(known), 1)), None)
 
 

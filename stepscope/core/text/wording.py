@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from stepscope.core.documents.analysis import (
-    OVERLAPPING,
-    AnalysedJob,
-    MeshSizes,
-    Pipeline,
-)
 from stepscope.core.text import numbers
 from stepscope.core.vocabulary import Cause, Evidence, Reason, TimeCategory
+
+if TYPE_CHECKING:  # 1 MB that the agent, which has words for its causes from here, does not need
+    from stepscope.core.documents.analysis import AnalysedJob, MeshSizes, Pipeline
 
 SHOWN_FROM = 0.0005
 """Smaller shares are not shown, as they would round to 0.0 %."""
@@ -193,6 +191,8 @@ def cause_title_of_job(cause: Cause, job: AnalysedJob) -> str:
 
 def training_category_title(category: str, job: AnalysedJob) -> str:
     """A category of a job's training time as a title: 'Garbage collection', 'Data loading'."""
+    from stepscope.core.documents.analysis import OVERLAPPING
+
     if category == OVERLAPPING:
         return "Several causes at once"
     return cause_title_of_job(Cause(category), job) if category in frozenset(Cause) else _sentence(category)

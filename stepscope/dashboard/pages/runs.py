@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 from urllib.parse import quote
 
@@ -10,6 +11,8 @@ from dash import html
 from dash.development.base_component import Component
 
 from stepscope.core.errors import DataError
+from stepscope.core.protocol.verdicts import LiveVerdict
+from stepscope.core.text.live_verdict import live_verdict_line
 from stepscope.core.text.numbers import UNKNOWN, count, form, milliseconds, moment, percent
 from stepscope.core.text.wording import cause_words, mesh_words
 from stepscope.core.vocabulary import HEALTHY_CAUSES
@@ -92,6 +95,8 @@ def _table(runs: list[RunSummary]) -> Component:
 
 def _row(run: RunSummary) -> Component:
     about = [html.Div(run.gpu, className="ss-note")] if run.gpu else []
+    if run.live_verdict:
+        about.append(html.Div(_live_line(run.live_verdict), className="ss-note"))
     if run.problem:
         about.append(html.Div(run.problem, className="ss-note ss-problem", title=run.problem))
     return html.Tr(
@@ -105,6 +110,10 @@ def _row(run: RunSummary) -> Component:
             _cell(_status(run), run.status.value),
         ]
     )
+
+
+def _live_line(verdict: LiveVerdict) -> str:
+    return f"While it ran: {live_verdict_line(verdict, time.time_ns())}"
 
 
 def _link(run_id: str) -> Component:
@@ -174,5 +183,6 @@ def make_run_page(store: RunStore, run_id: str) -> Component:
         problem = [
             dmc.Alert(summary.problem, title="A file of this run cannot be read", color="yellow", variant="light")
         ]
+    live = [html.P(_live_line(summary.live_verdict), className="ss-note")] if summary.live_verdict else []
     panels = tag("div", all_panels(analysis, timeline_canvas_panel(summary.id, analysis)), class_="ss-stack")
-    return html.Div([head, *problem, to_dash(panels)], className="ss-stack")
+    return html.Div([head, *live, *problem, to_dash(panels)], className="ss-stack")

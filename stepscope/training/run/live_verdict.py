@@ -1,6 +1,6 @@
 """Live verdict in the training process: rank 0 starts the process that works it out, one rank a node passes it on.
 
-All of it runs in the background loop; `stepscope.workflow.live_verdict` is that process.
+All of it runs in the background loop; `stepscope.workflow.live_verdict_process` is that process.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class LiveVerdictProcess:
         run, seconds = str(self._run_directory.absolute()), str(self._seconds)
         try:
             self._process = subprocess.Popen(
-                module_command("stepscope.workflow.live_verdict", run, seconds, str(os.getpid())),
+                module_command("stepscope.workflow.live_verdict_process", run, seconds, str(os.getpid())),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -86,13 +86,13 @@ def test_a_loader_that_gets_slow(tmp_path: Path, place: Path) -> None:
         endpoint = stack.enter_context(Endpoint())
         url = stack.enter_context(_agent(place, tmp_path, endpoint.url))
         with _training(tmp_path, place):
-            _wait_until(lambda: bool(_verdicts(url)), 60)
+            _wait_until(lambda: bool(_verdicts(url)), 240)
             (first,) = _verdicts(url)
             assert first["run"] == "r"
             assert first["cause"] != "data_loading"
             (tmp_path / "slow").touch()
-            _wait_until(lambda: _verdicts(url)[0]["cause"] == "data_loading", 60)
-            _wait_until(lambda: bool(endpoint.bodies), 60)
+            _wait_until(lambda: _verdicts(url)[0]["cause"] == "data_loading", 240)
+            _wait_until(lambda: bool(endpoint.bodies), 240)
             with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
                 page = answer.read().decode()
             (line,) = re.findall(r"^stepscope_training_bottleneck_ratio\{(.*)\} (\S+)$", page, re.MULTILINE)

@@ -84,9 +84,21 @@ def test_landing_health_and_the_rest(agent: _Agent) -> None:
     assert "no &lt;driver&gt;" in body
     assert agent.get("/healthz")[::2] == (200, "ok\n")
     assert agent.get("/secret")[0] == 404
-    status, headers, _ = agent.get("/metrics", method="DELETE")
-    assert (status, headers["Allow"]) == (405, "GET")
-    assert agent.get("/metrics", method="PUT")[0] == 501
+
+
+@pytest.mark.parametrize("method", ["DELETE", "POST", "PUT", "PATCH"])
+def test_a_method_that_a_page_does_not_have_is_refused_in_one_plain_line(agent: _Agent, method: str) -> None:
+    status, headers, body = agent.get("/metrics", method=method, body=b"{}")
+    assert (status, headers["Allow"], body) == (405, "GET", "only GET is allowed here\n")
+    assert headers["Content-Type"].startswith("text/plain")
+    assert agent.get("/nothing", method=method, body=b"{}")[0] == 404
+    assert agent.get("/metrics", method="BREW")[0] == 501
+
+
+def test_an_address_that_is_too_long_is_refused_in_one_plain_line(agent: _Agent) -> None:
+    status, headers, body = agent.get("/" + "a" * 65_600)
+    assert (status, body) == (414, "the request's address is too long\n")
+    assert headers["Content-Type"].startswith("text/plain")
 
 
 def test_it_is_ready_once_every_source_has_answered_or_is_given_up(agent: _Agent) -> None:
