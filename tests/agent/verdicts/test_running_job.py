@@ -81,6 +81,16 @@ def _verdicts(url: str) -> list[dict[str, Any]]:
         return [one["verdict"] for one in json.load(answer)["verdicts"]]
 
 
+def test_the_agent_loads_no_analysis_of_runs() -> None:
+    program = (
+        "import sys, stepscope.agent.service, stepscope.agent.verdicts.notifier\n"
+        "heavy = {'numpy', 'stepscope.analyzer.job', 'stepscope.workflow.analyze', 'urllib.request'}\n"
+        "loaded = heavy & set(sys.modules)\n"
+        "sys.exit(str(loaded) if loaded else 0)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
 def test_a_loader_that_gets_slow(tmp_path: Path, place: Path) -> None:
     with ExitStack() as stack:
         endpoint = stack.enter_context(Endpoint())
