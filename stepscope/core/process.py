@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import functools
 import gc
-import logging
 import os
-import queue
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # half a MB, which the agent's reading process does not need
+    import logging
+    import queue
 
 
 @contextmanager
@@ -117,6 +119,8 @@ class WorkerThread:
     """
 
     def __init__(self, look: Callable[[], float], *, name: str, log: logging.Logger) -> None:
+        import queue
+
         self._look = look
         self._log = log
         self._calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
@@ -141,11 +145,13 @@ class WorkerThread:
         self.post(lambda: None)
 
     def _run(self) -> None:
+        from queue import Empty
+
         seconds = 0.0
         while not self._closing:
             try:
                 call = self._calls.get(timeout=seconds)
-            except queue.Empty:
+            except Empty:
                 call = None
             try:
                 if call is not None:
