@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # half a MB, which the agent's reading process does not need
@@ -84,7 +83,8 @@ sys.path.append(sys.argv.pop(1))
 import runpy
 runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 """
-_WHERE_STEPSCOPE_IS = str(Path(__file__).resolve().parents[2])
+_WHERE_STEPSCOPE_IS = os.path.realpath(__file__).removesuffix("/stepscope/core/process.py")
+"""Without pathlib, which is half a MB."""
 
 
 def module_command(module: str, *arguments: str) -> tuple[str, ...]:
