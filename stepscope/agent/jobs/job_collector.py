@@ -18,8 +18,9 @@ from stepscope.agent.jobs.gpu_time import GpuTimeCounter, GpuUseClassifier, JobK
 from stepscope.agent.polling import ScheduledSource, SourceState
 from stepscope.collectors.host.files import Files
 from stepscope.collectors.jobs.devices import DeviceUsage, device_usages_of
+from stepscope.collectors.jobs.kubernetes.api_server import KubernetesApi
 from stepscope.collectors.jobs.kubernetes.pod_resources import PodDevice
-from stepscope.collectors.jobs.kubernetes.pods import KubernetesApi, PodDirectory, pod_uid_of, pods_with_logs
+from stepscope.collectors.jobs.kubernetes.pods import PodDirectory, pod_uid_of, pods_with_logs
 from stepscope.collectors.jobs.processes import Process, Processes
 from stepscope.collectors.jobs.slurm import (
     SlurmNamesCollector,
