@@ -203,6 +203,18 @@ ROWS: Rows = (
                 ((f"topk(10, run:stepscope_training_data_wait_ratio:max{_CLUSTER})", "{{run}}"),),
                 axis_max=1.0,
             ),
+            Panel(
+                "Bottlenecks of running jobs",
+                "Share of training time lost to the bottleneck, of runs with live_verdict.",
+                "percentunit",
+                (
+                    (
+                        f"topk(10, max by (run, cause) (stepscope_training_bottleneck_ratio{_CLUSTER}))",
+                        "{{run}} {{cause}}",
+                    ),
+                ),
+                axis_max=1.0,
+            ),
         ),
     ),
     (

@@ -26,6 +26,17 @@ def _rate(metric: str) -> str:
     return f"rate(stepscope_gpu_{metric}{_WHOSE}[$__rate_interval])"
 
 
+_EVENTS = (
+    f'label_replace({_gpu("health_event")} unless {_gpu("health_event_acknowledged")}, "acknowledged", "no", "", "") '
+    f'or label_replace({_gpu("health_event_acknowledged")}, "acknowledged", "yes", "", "")'
+)
+
+
+def _in_and_out(title: str, transmitted: str, received: str) -> Panel:
+    queries = ((_gpu(transmitted), f"{_NAME} out"), (f"-{_gpu(received)}", f"{_NAME} in"))
+    return Panel(title, "Transmitted above zero, received below.", "Bps", queries)
+
+
 ROWS: Rows = (
     (
         "Fleet",
@@ -110,15 +121,7 @@ ROWS: Rows = (
                 ((f"{_gpu('memory_used_bytes')} / {_gpu('memory_total_bytes')}", _NAME),),
                 axis_max=1.0,
             ),
-            Panel(
-                "NVLink traffic",
-                "Transmitted above zero, received below.",
-                "Bps",
-                (
-                    (_gpu("nvlink_transmit_bytes_per_second"), f"{_NAME} out"),
-                    (f"-{_gpu('nvlink_receive_bytes_per_second')}", f"{_NAME} in"),
-                ),
-            ),
+            _in_and_out("NVLink traffic", "nvlink_transmit_bytes_per_second", "nvlink_receive_bytes_per_second"),
         ),
     ),
     (
@@ -145,15 +148,7 @@ ROWS: Rows = (
             Panel("GPU temperature", "Temperature of the GPU die.", "celsius", ((_gpu("temperature_celsius"), _NAME),)),
             Panel("Memory temperature", "Temperature of the device memory.", "celsius",
                   ((_gpu("memory_temperature_celsius"), _NAME),)),
-            Panel(
-                "PCIe traffic",
-                "Transmitted above zero, received below.",
-                "Bps",
-                (
-                    (_gpu("pcie_transmit_bytes_per_second"), f"{_NAME} out"),
-                    (f"-{_gpu('pcie_receive_bytes_per_second')}", f"{_NAME} in"),
-                ),
-            ),
+            _in_and_out("PCIe traffic", "pcie_transmit_bytes_per_second", "pcie_receive_bytes_per_second"),
         ),
     ),
     (
@@ -161,9 +156,9 @@ ROWS: Rows = (
         (
             Panel(
                 "Open health events",
-                "Events found by the agent, with severity and action.",
+                "Events found by the agent, with severity, action and whether an operator has acknowledged them.",
                 "none",
-                ((f"stepscope_gpu_health_event{_WHOSE}", ""),),
+                ((_EVENTS, ""),),
                 "table",
                 12,
             ),

@@ -13,6 +13,7 @@ from stepscope.cli.nodes import with_token
 from stepscope.cli.options import agent_client_options
 from stepscope.cli.terminal.answers import print_warnings
 from stepscope.core.documents.health import (
+    NODE,
     AgentHealth,
     HealthList,
     NodeHealth,
@@ -86,13 +87,18 @@ def ack_command(clients: list[AgentClient], event: str, by: str, why: str, as_js
 def set_healthy_command(clients: list[AgentClient], target: str, by: str, why: str, as_json: bool) -> None:
     """End all open events of a GPU (its index or UUID), or of the machine and all its GPUs (`node`, or its name).
 
-    New evidence begins another event: a further XID, a worse value, or the same again after it was good. Needs the
-    agent's token. Exits with status 3 when there is no such GPU.
+    New evidence begins another event: a further XID, a worse value, or the same again after it was good. A GPU that
+    does not answer stays as it is. Needs the agent's token. Exits with status 3 when there is no such GPU, or it does
+    not answer.
     """
     from stepscope.workflow.nodes.health import set_healthy
 
     health = set_healthy(_one(clients), target, by=by, why=why)
     _print_note(health, as_json=as_json, line=f"{target} is set healthy by {by}: {why}")
+    if target in (NODE, health.host):
+        for event in (one for one in health.events if one.ended_ns is None):
+            line = f"stepscope: stays open, as its condition stands: {_event_line(health.host, event)}"
+            click.echo(printable(line), err=True)
 
 
 def _one(clients: list[AgentClient]) -> AgentClient:

@@ -1,19 +1,11 @@
-"""Live verdict of a running job, as a process of its own beside rank 0, at the lowest priority.
-
-`profile(live_verdict=...)` starts it, so that training's own process loads nothing. It reads the run directory every so
-many seconds and writes verdict.json there, which the ranks pass on to the agents of their nodes.
-
-    python -m stepscope.workflow.live_verdict RUN_DIRECTORY SECONDS PARENT_PID
-"""
+"""Live verdict of a running job: its latest steps judged every so many seconds, kept as verdict.json of the run."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -103,36 +95,3 @@ class LiveVerdictLoop:
             for entry in os.scandir(self._run_directory / STEPS_FOLDER):
                 total += entry.stat().st_size
         return total
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Work out verdicts until the parent process is gone; returns the exit code."""
-    run_directory, seconds, parent = Path(arguments[0]), float(arguments[1]), int(arguments[2])
-    _give_way()
-    threading.Thread(target=_end_with, args=(parent,), name="stepscope-parent", daemon=True).start()
-    loop = LiveVerdictLoop(run_directory, seconds)
-    while True:
-        time.sleep(loop.turn())
-
-
-_LOOK_SECONDS = 1.0
-
-
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(_LOOK_SECONDS)
-    os._exit(0)
-
-
-def _give_way() -> None:
-    """Run only while nothing else wants the processor or the disk, and be the first to go when memory runs out."""
-    with suppress(OSError):
-        os.nice(19)
-    with suppress(OSError, AttributeError):
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -14,7 +14,7 @@ from stepscope.agent.web.health_routes import health_routes
 from stepscope.agent.web.routes import Access
 from stepscope.agent.web.server import AgentServer, ListenAddress
 from stepscope.cli import main
-from stepscope.core.metrics.readings import GPU, Collection, Reading, labels_of, with_labels
+from stepscope.core.metrics.readings import GPU, Collection, Missing, MissingReason, Reading, labels_of, with_labels
 from tests.agent.health.machines import SECOND
 
 _TOKEN = "0123456789abcdef0123"
@@ -27,6 +27,7 @@ class _Agent:
 
     def __init__(self) -> None:
         self.now_ns = _NOW
+        self.lost: set[int] = set()
         self.xids = {(0, 119): 1.0, (1, 94): 1.0}
         self.source = HealthSource(self._states, "nvml", wall_clock_ns=lambda: self.now_ns)
         self.look()
@@ -37,12 +38,15 @@ class _Agent:
 
     def _states(self) -> tuple[SourceState, ...]:
         labels = [labels_of(gpu=index, uuid=f"GPU-{index}") for index in range(2)]
-        readings = [Reading(GPU + "up", 1.0, one, self.now_ns) for one in labels]
+        readings = [
+            Reading(GPU + "up", float(gpu not in self.lost), one, self.now_ns) for gpu, one in enumerate(labels)
+        ]
+        missing = [Missing("", labels[gpu], MissingReason.GONE, "") for gpu in self.lost]
         readings += [
             Reading(GPU + "xid_errors_total", count, with_labels(labels[gpu], xid=xid), self.now_ns)
             for (gpu, xid), count in self.xids.items()
         ]
-        return (SourceState("nvml", Collection(tuple(readings)), self.now_ns, age_seconds=0.0),)
+        return (SourceState("nvml", Collection(tuple(readings), tuple(missing)), self.now_ns, age_seconds=0.0),)
 
 
 @pytest.fixture
@@ -127,6 +131,28 @@ def test_a_gpu_that_is_set_healthy_is_so_until_there_is_new_evidence(
     code, _, err = _run(capsys, "set-healthy", "7", *note)
     assert code == 3
     assert "no GPU here is called 7" in err
+
+
+def test_a_gpu_that_is_still_lost_is_not_set_healthy(
+    agent: _Agent, url: str, token: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    note = ("--agent", url, "--token-file", token, "--by", "bob", "--why", "reset by hand")
+    agent.lost.add(0)
+    agent.look()
+    before = _ids(capsys, url)
+    (lost,) = (one for one in before if one.startswith("gpu_lost"))
+    code, out, err = _run(capsys, "set-healthy", "0", *note)
+    assert (code, out) == (3, "")
+    assert f"GPU 0 cannot be set healthy while gpu_lost stands: the GPU is lost; acknowledge {lost}" in err
+    assert _ids(capsys, url) == before
+    code, _, err = _run(capsys, "set-healthy", "node", *note)
+    assert code == 0
+    assert f"stepscope: stays open, as its condition stands: {lost}  critical: n1 GPU 0" in err
+    assert sorted(_ids(capsys, url)) == sorted(one for one in before if not one.startswith("xid_94"))
+    agent.lost.clear()
+    agent.look()
+    assert _run(capsys, "set-healthy", "0", *note)[0] == 0
+    assert _ids(capsys, url) == []
 
 
 def test_as_json(url: str, token: str, capsys: pytest.CaptureFixture[str]) -> None:

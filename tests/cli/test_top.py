@@ -66,6 +66,15 @@ def test_a_lost_gpu_says_who_has_acknowledged_it(capsys: pytest.CaptureFixture[s
     assert "does not answer: gone (acknowledged by ann)" in out
 
 
+def test_an_acknowledged_failure_is_a_line_of_its_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    known = replace(event(gpu="0", uuid="GPU-0"), acknowledged=OperatorNote("ann", "ticket 7", 3))
+    with served(node(device(0), events=(known,))) as sick, served(node(device(0), host="n2")) as well:
+        _, out, _ = _run(capsys, "top", "--once", "--by", "node", "--agent", sick, "--agent", well)
+    row, rest = (line for line in out.splitlines() if line.startswith((" n1 ", " 1 other machine")))
+    assert "GPU 0: no spare rows are left (acknowledged by ann)" in row
+    assert "acknowledged" not in rest
+
+
 def test_what_others_have_named_is_shown_and_not_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
     job = Job(JobKind.PROCESSES, "1-2", "\x1b]0;mine\x07[/red]", "a\nb")
     named = Assignment(job, Device("GPU-0", "0"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import yaml
 
 from deploy.grafana.board import FILES, boards
 from stepscope.agent.exporter.exposition import CATALOGUE
-from tests.deploy.conftest import DEPLOY
+from tests.deploy.conftest import DEPLOY, Run
 
 _BOARDS = boards()
 _VARIABLES = re.compile(r"\$(instance|gpu|cluster|rack|job|node)\b")
@@ -82,3 +83,22 @@ def test_the_fleets_board_draws_no_line_a_gpu() -> None:
             assert is_short or is_sum, query
             if panel["type"] == "timeseries":
                 assert "instance" not in target["legendFormat"]
+
+
+def test_the_node_board_marks_the_events_that_an_operator_acknowledged(run: Run, tmp_path: Path) -> None:
+    (query,) = (one for one in queries("gpus") if "health_event" in one)
+    labels = 'instance="n1",gpu="%d",code="gpu_lost"'
+    marked = '{acknowledged="%s",code="gpu_lost",gpu="%d",instance="n1"}'
+    series = [f"stepscope_gpu_health_event{{{labels % gpu}}}" for gpu in (0, 1)]
+    series.append(f"stepscope_gpu_health_event_acknowledged{{{labels % 1}}}")
+    samples = [
+        {"labels": f"stepscope_gpu_health_event{marked % ('no', 0)}", "value": 1},
+        {"labels": f"stepscope_gpu_health_event_acknowledged{marked % ('yes', 1)}", "value": 1},
+    ]
+    test = {
+        "input_series": [{"series": one, "values": "1"} for one in series],
+        "promql_expr_test": [{"expr": query, "eval_time": "0m", "exp_samples": samples}],
+    }
+    (tmp_path / "test.yml").write_text(yaml.safe_dump({"tests": [test]}))
+    done = run("promtool", "test", "rules", "test.yml", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -217,6 +217,11 @@ class HealthEpisodes:
                 return _event(track, code, episode)
         return None
 
+    def is_good(self, key: str, code: str) -> bool:
+        """Whether the last samples of a check were good; an open event of it is about to end."""
+        track = self._tracks.get((key, code))
+        return track is not None and track.good_since_ns is not None
+
     def set_healthy(self, key: str, note: OperatorNote) -> list[HealthEvent]:
         """End all events of a thing by an operator's word; another begins once a sample shows more than these did."""
         ended = []

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from stepscope.agent.config.settings import HealthThresholds
-from stepscope.agent.health.checks.driver import AnswerChecks, DriverChecks
+from stepscope.agent.health.checks.driver import NO_ANSWER_CODES, AnswerChecks, DriverChecks
 from stepscope.agent.health.checks.links import NvlinkChecks, PcieChecks, PortChecks
 from stepscope.agent.health.checks.memory_and_clocks import MemoryChecks, SlowdownChecks
 from stepscope.agent.health.checks.switches import SwitchChecks
@@ -146,7 +146,10 @@ class HealthSource:
             target: index, UUID or PCI bus id of a GPU, or "node".
 
         Returns:
-            The events that ended; None where there is no such GPU.
+            The events that ended; None where there is no such GPU. Nothing in which a condition stands is set healthy.
+
+        Raises:
+            StandingConditionError: a condition of this GPU stands.
         """
         now_ns = self._wall_clock_ns()
         with self._lock:
@@ -223,6 +226,18 @@ MAX_SHOWN_AGE_NS = 30 * 86400 * 10**9
 """Of ended events."""
 
 
+class StandingConditionError(Exception):
+    """A GPU cannot be set healthy while this event's condition stands.
+
+    Attributes:
+        event: the open event.
+    """
+
+    def __init__(self, event: HealthEvent) -> None:
+        self.event = event
+        super().__init__(event.code)
+
+
 class GpuCheck(Protocol):
     """Health checks of one GPU, which remember its samples."""
 
@@ -290,13 +305,23 @@ class HealthWatch:
         return self._episodes.acknowledge(event_id, note)
 
     def set_healthy(self, target: str, note: OperatorNote) -> list[HealthEvent] | None:
-        """End the events of a GPU, or of all; a GPU that no source reports any more is forgotten. None: no such GPU."""
+        """End the events of a GPU, or of all; a GPU that no source reports any more is forgotten. None: no such GPU.
+
+        Raises:
+            StandingConditionError: see `HealthSource.set_healthy`.
+        """
         if target == NODE:
             keys = self._episodes.keys()
         else:
             keys = {key for key, gpu in self._gpus.items() if target in (gpu.device.index, key, self._buses.get(key))}
         if not keys and target != NODE:
             return None
+        standing = {
+            key: event for key, event in self._episodes.open_events() if key in keys and self._stands(key, event)
+        }
+        if standing and target != NODE:
+            raise StandingConditionError(next(iter(standing.values())))
+        keys -= standing.keys()
         ended = []
         for key in sorted(keys):
             ended += self._episodes.set_healthy(key, note)
@@ -304,6 +329,11 @@ class HealthWatch:
                 del self._gpus[key]
                 self._episodes.forget(key, note.time_ns)
         return ended
+
+    def _stands(self, key: str, event: HealthEvent) -> bool:
+        """Whether a GPU or the driver, which is asked all the time, still does not answer."""
+        is_away = key in self._gpus and self._gpus[key].observed is None
+        return event.code in NO_ANSWER_CODES and not is_away and not self._episodes.is_good(key, event.code)
 
     def state(self) -> WatchState:
         """What a restarted agent needs to go on."""

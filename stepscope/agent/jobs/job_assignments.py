@@ -28,8 +28,10 @@ from stepscope.collectors.jobs.processes import (
 from stepscope.collectors.jobs.slurm import (
     SlurmNamesCollector,
     SlurmNodeJob,
+    SlurmPlace,
     slurm_array_task_of,
     slurm_gpus_of_process,
+    slurm_place_by_cgroups,
     slurm_place_of,
 )
 from stepscope.core.documents.jobs import Assignment, Job, JobKind, JobSource, Share
@@ -60,6 +62,7 @@ class JobFinder:
 
     Attributes:
         pods_by_uid: namespace and name of this node's pods, as far as they are known without the API.
+        has_slurm_cgroups: Slurm has the processes of its jobs in cgroups here: one outside of them only claims a job.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class JobFinder:
         slurm: SlurmNamesCollector | None,
     ) -> None:
         self.pods_by_uid: Mapping[str, tuple[str, str]] = {}
+        self.has_slurm_cgroups = False
         self._first_of_slurm: dict[str, Process] = {}
         self._processes = processes
         self._naming = naming
@@ -88,7 +92,7 @@ class JobFinder:
         """The job of a process: the innermost of its Slurm job, pod, container and launcher."""
         uid = pod_uid_of(process)
         pod = self._pod_named(uid) if uid else None
-        place = slurm_place_of(process)
+        place = slurm_place_by_cgroups(process) or self._claimed_place(process)
         if place is not None:
             return FoundJob(self.of_slurm(place.job_id, process), place.step, "/".join(pod) if pod else uid)
         if uid:
@@ -106,6 +110,19 @@ class JobFinder:
             project=_variable(process, self._naming.project),
         )
         return FoundJob(job)
+
+    def _claimed_place(self, process: Process) -> SlurmPlace | None:
+        """The Slurm job that the environment of a process names; None where it is another user's, or not here."""
+        place = slurm_place_of(process)
+        if place is None:
+            return None
+        first = self._first_of_slurm.get(place.job_id)
+        if first is not None or self.has_slurm_cgroups:  # as of a container that a job has started
+            return place if first is not None and first.uid == process.uid is not None else None
+        names = self._slurm.names(place.job_id) if self._slurm is not None else None
+        user = self._users.name(process.uid)
+        is_others = names is not None and user and not user.isdecimal() and user != names.user
+        return None if is_others else place
 
     def of_slurm(self, job_id: str, process: Process | None = None) -> Job:
         """The Slurm job of an id, from the environment of one of its processes and from squeue."""

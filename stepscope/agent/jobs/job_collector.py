@@ -18,10 +18,17 @@ from stepscope.agent.jobs.gpu_time import GpuTimeCounter, GpuUseClassifier, JobK
 from stepscope.agent.polling import ScheduledSource, SourceState
 from stepscope.collectors.host.files import Files
 from stepscope.collectors.jobs.devices import DeviceUsage, device_usages_of
+from stepscope.collectors.jobs.kubernetes.api_server import KubernetesApi
 from stepscope.collectors.jobs.kubernetes.pod_resources import PodDevice
-from stepscope.collectors.jobs.kubernetes.pods import KubernetesApi, PodDirectory, pod_uid_of, pods_with_logs
+from stepscope.collectors.jobs.kubernetes.pods import PodDirectory, pod_uid_of, pods_with_logs
 from stepscope.collectors.jobs.processes import Process, Processes
-from stepscope.collectors.jobs.slurm import SlurmNamesCollector, SlurmNodeJob, read_hpc_job_files, slurm_jobs_on_node
+from stepscope.collectors.jobs.slurm import (
+    SlurmNamesCollector,
+    SlurmNodeJob,
+    has_slurm_cgroups,
+    read_hpc_job_files,
+    slurm_jobs_on_node,
+)
 from stepscope.core.documents.jobs import Assignment, Job, JobKind, job_facts, job_labels
 from stepscope.core.metrics.agent import JOB
 from stepscope.core.metrics.readings import GPU, Collection, Finding, Labels, Missing, MissingReason, Reading, labels_of
@@ -106,6 +113,7 @@ class JobCollector:
             return
         self._slow_poll_due = now + _SLOW_POLL_SECONDS
         self._slurm_jobs = slurm_jobs_on_node(self._files)
+        self._finder.has_slurm_cgroups = has_slurm_cgroups(self._files)
         self._finder.pods_by_uid = pods_with_logs(self._files)
 
     def _devices_now(self) -> list[DeviceUsage]:

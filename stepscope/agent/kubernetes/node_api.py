@@ -7,21 +7,15 @@ node as it is.
 from __future__ import annotations
 
 import json
-import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote, urlencode
 
 from stepscope.agent.kubernetes.node_report import COMPONENT, EVENT_NAMESPACE
-from stepscope.collectors.jobs.kubernetes.pods import KubernetesApi, KubernetesApiError
+from stepscope.collectors.jobs.kubernetes.api_server import KubernetesAnswer, KubernetesApi, KubernetesApiError
 from stepscope.core.errors import printable
 from stepscope.core.metrics.readings import MissingReason
 
-if TYPE_CHECKING:
-    import http.client
-
 ANSWER_SECONDS = 5.0
-_LARGEST_BYTES = 8 << 20
-_READ_BYTES = 1 << 16
 _MAX_DETAIL = 300
 _PATCH = "application/strategic-merge-patch+json"
 
@@ -81,35 +75,14 @@ class NodeApi:
             return
 
     def _request(self, method: str, path: str, body: dict[str, Any], content_type: str, verb: str) -> dict[str, Any]:
-        import http.client  # with TLS, 5 MB that an agent without Kubernetes does without
-        import ssl
-
         query = {"fieldManager": COMPONENT} | ({"dryRun": "All"} if self.is_dry_run else {})
-        end = time.monotonic() + self._seconds
-        server = self._server
+        headers = {"Accept": "application/json", "Content-Type": content_type, "User-Agent": COMPONENT}
         try:
-            token = (server.account / "token").read_text().strip()
-            trusted = ssl.create_default_context(cafile=str(server.account / "ca.crt"))
-            connection = http.client.HTTPSConnection(server.host, server.port, timeout=self._seconds, context=trusted)
-            try:
-                headers = {
-                    "Authorization": f"Bearer {token}",
-                    "Accept": "application/json",
-                    "Content-Type": content_type,
-                    "User-Agent": COMPONENT,
-                }
-                connection.request(method, f"{path}?{urlencode(query)}", json.dumps(body), headers)
-                answer = connection.getresponse()
-                content = _content(connection, answer, end)
-            finally:
-                connection.close()
-        except TimeoutError as error:
-            raise NodeApiError(MissingReason.TIMED_OUT, f"no answer within {self._seconds:g} s") from error
-        except PermissionError as error:
-            raise NodeApiError(MissingReason.NO_PERMISSION, f"{error.filename}: {error.strerror}") from error
-        except (OSError, http.client.HTTPException) as error:
-            raise NodeApiError(MissingReason.UNREACHABLE, f"{server.host}:{server.port}: {error}") from error
-        document = _document(content)
+            with self._server.connected(seconds=self._seconds) as connection:
+                answer = connection.ask(method, f"{path}?{urlencode(query)}", headers, json.dumps(body))
+        except KubernetesApiError as error:
+            raise NodeApiError(error.reason, str(error)) from error
+        document = _document(answer.content)
         if answer.status in (200, 201):
             return document
         raise _error_of(answer, document, verb)
@@ -117,21 +90,6 @@ class NodeApi:
 
 class _AlreadyThereError(NodeApiError):
     """What is to be created has been created before."""
-
-
-def _content(connection: http.client.HTTPSConnection, answer: http.client.HTTPResponse, end: float) -> bytes:
-    content = bytearray()
-    while len(content) <= _LARGEST_BYTES:
-        left = end - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        if connection.sock is not None:
-            connection.sock.settimeout(left)
-        part = answer.read1(_READ_BYTES)
-        if not part:
-            return bytes(content)
-        content += part
-    raise NodeApiError(MissingReason.UNREADABLE, f"an answer of more than {_LARGEST_BYTES >> 20} MiB")
 
 
 def _document(content: bytes) -> dict[str, Any]:
@@ -142,14 +100,14 @@ def _document(content: bytes) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def _error_of(answer: http.client.HTTPResponse, document: dict[str, Any], verb: str) -> NodeApiError:
+def _error_of(answer: KubernetesAnswer, document: dict[str, Any], verb: str) -> NodeApiError:
     said = printable(str(document.get("message") or answer.reason))[:_MAX_DETAIL]
     detail = f"HTTP {answer.status}: {said}"
     if answer.status in (401, 403):
         return NodeApiError(MissingReason.NO_PERMISSION, f"it may not {verb}: {detail}")
     if answer.status == 409 and document.get("reason") == "AlreadyExists":
         return _AlreadyThereError(MissingReason.FAILED, detail)
-    wait = answer.getheader("Retry-After", "")
+    wait = answer.headers.get("Retry-After", "")
     is_final = answer.status in (400, 404, 405, 413, 415, 422)
     retry_seconds = float(wait) if wait.isascii() and wait.isdecimal() and len(wait) < 6 else None
     return NodeApiError(MissingReason.FAILED, detail, retry_seconds=retry_seconds, is_final=is_final)

@@ -23,7 +23,7 @@ from stepscope.agent.kubernetes.node_report import (
     condition_document,
     condition_of,
 )
-from stepscope.collectors.jobs.kubernetes.pods import KubernetesApi
+from stepscope.collectors.jobs.kubernetes.api_server import KubernetesApi
 from stepscope.collectors.kernel_log import boot_id
 from stepscope.core.errors import UsageError
 from stepscope.core.hardware.health import HealthReport, Severity

@@ -11,6 +11,7 @@ from http import HTTPStatus
 from typing import Any, Protocol
 
 from stepscope.agent.config.settings import node_name
+from stepscope.agent.health.health_source import StandingConditionError
 from stepscope.agent.web.routes import Reply, Request, Route, json_reply
 from stepscope.core.documents.health import (
     ACKNOWLEDGE_PATH,
@@ -41,7 +42,11 @@ class KnownHealth(Protocol):
         """Note that somebody knows of an open event; None where there is no such event."""
 
     def set_healthy(self, target: str, *, by: str, why: str) -> list[HealthEvent] | None:
-        """End all open events of a GPU or of the machine; None where there is no such GPU."""
+        """End all open events of a GPU or of the machine; None where there is no such GPU.
+
+        Raises:
+            StandingConditionError: it does not answer now.
+        """
 
 
 class _RefusedError(Exception):
@@ -69,7 +74,15 @@ def health_routes(health: KnownHealth, *, host: str = "") -> tuple[Route, ...]:
 
     def set_healthy(request: Request) -> Reply:
         target, by, why = _note(request, "target")
-        if health.set_healthy(NODE if target == host else target, by=by, why=why) is None:
+        try:
+            ended = health.set_healthy(NODE if target == host else target, by=by, why=why)
+        except StandingConditionError as error:
+            event = error.event
+            line = (
+                f"GPU {target} cannot be set healthy while {event.code} stands: {event.message}; acknowledge {event.id}"
+            )
+            raise _RefusedError(HTTPStatus.CONFLICT, line) from None
+        if ended is None:
             line = f"no GPU here is called {target}: give its index or UUID, or {NODE} for all of the machine"
             raise _RefusedError(HTTPStatus.NOT_FOUND, line)
         return document()

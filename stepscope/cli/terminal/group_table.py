@@ -11,7 +11,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from stepscope.cli.terminal.node_table import percent_text, summary_line, verdict_lines
+from stepscope.cli.terminal.node_table import acknowledged_text, percent_text, summary_line, verdict_lines
 from stepscope.core.errors import printable
 from stepscope.core.text.numbers import UNKNOWN, counted, listed
 from stepscope.core.text.wording import cause_phrase
@@ -44,7 +44,7 @@ def group_table(
     rows = []
     num_others = 0
     for group in groups:
-        if group.is_quiet and not all_groups:
+        if group.is_quiet and not group.has_acknowledged and not all_groups:
             others.add(group)
             num_others += 1
         else:
@@ -64,7 +64,8 @@ def group_table(
 def _row(group: MachineGroup, by: GroupBy, name: str, *, is_rest: bool = False) -> Sequence[Text | str]:
     watts, hottest = group.total("power_watts"), group.most("temperature_celsius")
     of_node = "" if is_rest else listed(map(job_text, group.jobs.values()), 2)
-    severity = min((one.severity for one in group.findings), default="")  # critical < info < warning
+    severities = (one.severity for one in group.findings if one.acknowledged is None)
+    severity = min(severities, default="")  # critical < info < warning
     wrong = "; ".join(_wrong(group, by))
     return (
         Text(printable(name), style="dim" if is_rest else "bold"),
@@ -90,7 +91,10 @@ def _classes(group: MachineGroup) -> str:
 
 def _wrong(group: MachineGroup, by: GroupBy) -> Iterator[str]:
     """What is wrong in a group, in few words."""
-    parts = [f"{_place(one, by)}: {one.message}".removeprefix(": ") for one in group.findings]
+    parts = [
+        f"{_place(one, by)}: {one.message}{acknowledged_text(one.acknowledged)}".removeprefix(": ")
+        for one in group.findings
+    ]
     parts += [_outlier_text(machine, one, by) for machine, one in group.outliers]
     yield from parts[:_MAX_PROBLEMS]
     if len(parts) > _MAX_PROBLEMS:

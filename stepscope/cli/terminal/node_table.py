@@ -140,13 +140,18 @@ def _health(node: Node, device: NodeDevice, age: float) -> Text:
     old = max(age, device.age_seconds or 0.0)
     since = f" ({old:.0f} s old)" if old > _OLD_SECONDS else ""
     note = _acknowledgement(node, device)
-    known = f" (acknowledged by {note.by})" if note else ""
+    known = acknowledged_text(note)
     if device.is_up is False:
         return _text(f"does not answer: {device.reason.replace('_', ' ')}{known}{since}", "dim" if note else "bold red")
     if device.health is None:
         return Text(f"{UNKNOWN}{since}")
     state = device.health.state if not device.health.reason else f"{device.health.state}: {device.health.reason}"
     return _text(state + known + since, "dim" if note else _STYLES.get(device.health.state, ""))
+
+
+def acknowledged_text(note: OperatorNote | None) -> str:
+    """Who knows of what it is put behind; empty if nobody has said so."""
+    return f" (acknowledged by {note.by})" if note else ""
 
 
 def _acknowledgement(node: Node, device: NodeDevice) -> OperatorNote | None:

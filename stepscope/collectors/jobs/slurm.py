@@ -54,11 +54,17 @@ def slurm_place_in_cgroup(path: str) -> SlurmPlace | None:
     return SlurmPlace(match[1], match[2] or "") if match else None
 
 
-def slurm_place_of(process: Process) -> SlurmPlace | None:
-    """The Slurm job and step of a process; None if it is in no job."""
+def slurm_place_by_cgroups(process: Process) -> SlurmPlace | None:
+    """The Slurm job and step in whose cgroup a process is, which users cannot change."""
     places = [place for path in process.cgroups if (place := slurm_place_in_cgroup(path)) is not None]
-    if places:
-        return max(places, key=lambda place: bool(place.step))
+    return max(places, key=lambda place: bool(place.step), default=None)
+
+
+def slurm_place_of(process: Process) -> SlurmPlace | None:
+    """The Slurm job and step of a process, by its cgroup, else as its environment claims; None if it is in no job."""
+    place = slurm_place_by_cgroups(process)
+    if place is not None:
+        return place
     job_id = process.variable("SLURM_JOB_ID")
     if _NUMBER.fullmatch(job_id) is None:
         return None
@@ -140,18 +146,25 @@ def slurm_jobs_on_node(files: Files) -> dict[str, SlurmNodeJob]:
     return found
 
 
-def _job_folders(files: Files, mount: CgroupMount) -> Iterator[tuple[str, str]]:
-    """Number and folder of each job: slurm[_node]/uid_1/job_2, or system.slice/[node_]slurmstepd.scope/job_2."""
+def has_slurm_cgroups(files: Files) -> bool:
+    """Whether Slurm puts the processes of jobs on this node into cgroups; so it is also while there is no job."""
+    return any(_slurm_folders(files, mount) for mount in cgroup_mounts(files))
+
+
+def _slurm_folders(files: Files, mount: CgroupMount) -> list[str]:
+    """Slurm's own cgroups of a hierarchy: slurm[_node], or system.slice/[node_]slurmstepd.scope."""
     point = mount.point.strip("/")
     if mount.is_unified:
-        parents = [
-            f"{point}/system.slice/{name}"
-            for name in _names(files, f"{point}/system.slice")
-            if _SLURM_SCOPE.fullmatch(name)
-        ]
-    else:
-        roots = [f"{point}/{name}" for name in _names(files, point) if name.startswith("slurm")]
-        parents = [f"{root}/{name}" for root in roots for name in _names(files, root) if name.startswith("uid_")]
+        slice_ = f"{point}/system.slice"
+        return [f"{slice_}/{name}" for name in _names(files, slice_) if _SLURM_SCOPE.fullmatch(name)]
+    return [f"{point}/{name}" for name in _names(files, point) if name.startswith("slurm")]
+
+
+def _job_folders(files: Files, mount: CgroupMount) -> Iterator[tuple[str, str]]:
+    """Number and folder of each job: slurm[_node]/uid_1/job_2, or system.slice/[node_]slurmstepd.scope/job_2."""
+    parents = _slurm_folders(files, mount)
+    if not mount.is_unified:
+        parents = [f"{root}/{name}" for root in parents for name in _names(files, root) if name.startswith("uid_")]
     for parent in parents:
         for name in _names(files, parent):
             match = _JOB_FOLDER.fullmatch(name)

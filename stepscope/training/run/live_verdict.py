@@ -1,6 +1,6 @@
 """Live verdict in the training process: rank 0 starts the process that works it out, one rank a node passes it on.
 
-All of it runs in the background loop; `stepscope.workflow.live_verdict` is that process.
+All of it runs in the background loop; `stepscope.workflow.live_verdict_process` is that process.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ def parse_live_verdict(value: float | str) -> float:
     Raises:
         ValueError: it is neither.
     """
+    if isinstance(value, bool):
+        value = "on" if value else "off"
     if value == "off":
         return math.inf
     if value == "on":
@@ -90,7 +92,7 @@ class LiveVerdictProcess:
         run, seconds = str(self._run_directory.absolute()), str(self._seconds)
         try:
             self._process = subprocess.Popen(
-                module_command("stepscope.workflow.live_verdict", run, seconds, str(os.getpid())),
+                module_command("stepscope.workflow.live_verdict_process", run, seconds, str(os.getpid())),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -178,7 +180,8 @@ def live_verdict_task(context: RunContext, send: Callable[[bytes], None]) -> Liv
     """
     argument, run_directory, identity = context.settings.live_verdict, context.run_directory, context.identity
     try:
-        seconds = parse_live_verdict(argument or os.environ.get(LIVE_VERDICT_VARIABLE) or "off")
+        in_environment = os.environ.get(LIVE_VERDICT_VARIABLE) or "off"
+        seconds = parse_live_verdict(in_environment if argument is None else argument)
     except ValueError as error:
         logger.warning("stepscope measures without a live verdict: %s", error)
         return None

@@ -185,6 +185,11 @@ class MachineGroup:
         return not self.outliers and not any(map(is_wrong, self.findings))
 
     @property
+    def has_acknowledged(self) -> bool:
+        """Whether something there is wrong of which an operator knows."""
+        return any(one.acknowledged is not None for one in self.findings)
+
+    @property
     def num_gpus(self) -> int:
         return sum(1 for one in self.devices if not one.device.instance)
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from stepscope.collectors.jobs.kubernetes.pods import SERVICE_ACCOUNT, KubernetesApi, KubernetesApiError
+from stepscope.collectors.jobs.kubernetes.api_server import SERVICE_ACCOUNT, KubernetesApi, KubernetesApiError
 from stepscope.core.errors import UnreachableError, UsageError
 
 _PORT_NAME = "metrics"

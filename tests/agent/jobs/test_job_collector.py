@@ -9,6 +9,7 @@ import pytest
 
 from stepscope.agent.config.settings import JobSettings
 from stepscope.collectors.jobs.kubernetes.pod_resources import PodDevice
+from stepscope.collectors.jobs.slurm import SlurmNames, SlurmNamesCollector
 from stepscope.core.documents.jobs import JobKind, JobSource, Share, UseState
 from stepscope.core.metrics.agent import JOB
 from stepscope.core.metrics.readings import GPU, Missing, MissingReason, labels_of
@@ -59,6 +60,31 @@ def test_a_variable_that_a_user_changed_later_changes_no_account(node: Node) -> 
 def test_without_cgroups_of_slurm_the_environment_tells_the_job(node: Node) -> None:
     node.hold(0, node.process(7, variables=_SLURM))
     assert who(node.watch().collect())["0", "123"].job.kind is JobKind.SLURM
+
+
+@pytest.mark.parametrize(
+    ("claimed", "uid", "is_believed"), [("123", 1000, True), ("123", 1001, False), ("999", 1000, False)]
+)
+def test_a_process_outside_of_slurms_cgroups_is_in_a_job_of_its_own_user_here_alone(
+    node: Node, claimed: str, uid: int, is_believed: bool
+) -> None:
+    """As one of a container that a job has started; or of a user who lets another's job pay."""
+    _allocated(node, "123", 7, _SLURM | {"SLURM_JOB_GPUS": "0"})
+    node.hold(1, node.process(8, variables=_SLURM | {"SLURM_JOB_ID": claimed}, uid=uid))
+    collection = node.watch().collect()
+    (kind,) = (one.job.kind for (gpu, _), one in who(collection).items() if gpu == "1")
+    assert kind is (JobKind.SLURM if is_believed else JobKind.PROCESSES)
+
+
+def test_without_cgroups_another_users_job_is_not_believed(node: Node) -> None:
+    (node.root / "etc").mkdir()
+    (node.root / "etc/passwd").write_text("eve:x:1000:1000::/home/eve:/bin/sh\nbob:x:1001:1001::/home/bob:/bin/sh\n")
+    slurm = SlurmNamesCollector("squeue")
+    slurm._known["123"] = SlurmNames("eve", "nlp", "gpu", "llama", "")
+    node.hold(0, node.process(7, variables=_SLURM, uid=1000))
+    node.hold(1, node.process(8, variables=_SLURM, uid=1001))
+    kinds = {gpu: one.job.kind for (gpu, _), one in who(node.watch(slurm=slurm).collect()).items()}
+    assert kinds == {"0": JobKind.SLURM, "1": JobKind.PROCESSES}
 
 
 def test_an_environment_that_may_not_be_read_is_said_and_the_job_known_all_the_same(node: Node) -> None:

@@ -8,24 +8,21 @@ from __future__ import annotations
 import copy
 import json
 import re
-import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import yaml
 
-from stepscope.collectors.jobs.kubernetes.pods import KubernetesApi
-from tests.agent.web.certificates import self_signed
+from stepscope.collectors.jobs.kubernetes.api_server import KubernetesApi
+from tests.collectors.jobs.kubernetes.https_server import TOKEN, QuietHandler, https_server
 from tests.deploy.conftest import DEPLOY
 
 NODE, UID = "node-7.example", "5a0d32a4-27cd-4b5f-b3bb-7a4c2b1d7b11"
-TOKEN = "eyJhbGciOi.of-a.service-account"
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 _READY = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "ok"}
@@ -154,17 +151,10 @@ class NodeServer:
 @contextmanager
 def node_server(folder: Path) -> Iterator[NodeServer]:
     """The stand-in on a free port, its certificate and token in a service account's folder."""
-    cert, key = self_signed(folder, "api")
-    account = folder / "account"
-    account.mkdir()
-    (account / "ca.crt").write_bytes(cert.read_bytes())
-    (account / "token").write_text(TOKEN + "\n")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(cert, key)
+    hold = threading.Event()
+    hold.set()
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
+    class Handler(QuietHandler):
         def _answer(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             status, document, further = api.answer(self.command, self.path, self.headers, body)
@@ -177,25 +167,6 @@ def node_server(folder: Path) -> Iterator[NodeServer]:
 
         do_GET = do_POST = do_PATCH = do_PUT = do_DELETE = _answer  # noqa: N815 - names of the library
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-
-        def handle_error(self, *_: object) -> None:
-            """A client that does not wait is no error."""
-
-    server = Server(("127.0.0.1", 0), Handler)
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    api = NodeServer(KubernetesApi("127.0.0.1", server.server_address[1], account))
-    api.hold.set()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
+    with https_server(folder, Handler, hold) as server:
+        api = NodeServer(server, hold=hold)
         yield api
-    finally:
-        api.hold.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()

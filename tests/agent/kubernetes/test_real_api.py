@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from stepscope.agent.kubernetes.node_api import NodeApi, NodeApiError
-from stepscope.collectors.jobs.kubernetes.pods import KubernetesApi
+from stepscope.collectors.jobs.kubernetes.api_server import KubernetesApi
 from stepscope.core.metrics.readings import MissingReason
 from tests.agent.kubernetes.reports import event, report
 from tests.agent.kubernetes.test_reporter import Node

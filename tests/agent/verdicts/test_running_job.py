@@ -81,18 +81,28 @@ def _verdicts(url: str) -> list[dict[str, Any]]:
         return [one["verdict"] for one in json.load(answer)["verdicts"]]
 
 
+def test_the_agent_loads_no_analysis_of_runs() -> None:
+    program = (
+        "import sys, stepscope.agent.service, stepscope.agent.verdicts.notifier\n"
+        "heavy = {'numpy', 'stepscope.analyzer.job', 'stepscope.workflow.analyze', 'urllib.request'}\n"
+        "loaded = heavy & set(sys.modules)\n"
+        "sys.exit(str(loaded) if loaded else 0)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
 def test_a_loader_that_gets_slow(tmp_path: Path, place: Path) -> None:
     with ExitStack() as stack:
         endpoint = stack.enter_context(Endpoint())
         url = stack.enter_context(_agent(place, tmp_path, endpoint.url))
         with _training(tmp_path, place):
-            _wait_until(lambda: bool(_verdicts(url)), 60)
+            _wait_until(lambda: bool(_verdicts(url)), 240)
             (first,) = _verdicts(url)
             assert first["run"] == "r"
             assert first["cause"] != "data_loading"
             (tmp_path / "slow").touch()
-            _wait_until(lambda: _verdicts(url)[0]["cause"] == "data_loading", 60)
-            _wait_until(lambda: bool(endpoint.bodies), 60)
+            _wait_until(lambda: _verdicts(url)[0]["cause"] == "data_loading", 240)
+            _wait_until(lambda: bool(endpoint.bodies), 240)
             with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
                 page = answer.read().decode()
             (line,) = re.findall(r"^stepscope_training_bottleneck_ratio\{(.*)\} (\S+)$", page, re.MULTILINE)

@@ -70,9 +70,9 @@ def test_a_look_at_a_large_graph_ends_in_time() -> None:
     value = torch.ones(1, requires_grad=True)
     for _ in range(200_000):
         value = value * 1.0
-    began = time.perf_counter()
+    began = time.thread_time()
     summary = summarize_graph(value, 1_000_000)
-    assert time.perf_counter() - began < 0.25  # all of it would take a second
+    assert time.thread_time() - began < 0.05  # of the CPU, whatever else runs; all of it takes ten times as much
     assert not summary.is_whole
 
 

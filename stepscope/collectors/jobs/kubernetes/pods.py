@@ -8,23 +8,18 @@ specification and status, nine tenths of the bytes.
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlencode
+from typing import Any
 
 from stepscope.collectors.host.files import Files
+from stepscope.collectors.jobs.kubernetes.api_server import KubernetesApi, KubernetesApiError
 from stepscope.collectors.jobs.processes import Process, TeamNaming
 from stepscope.collectors.readings_builder import NoValue
 from stepscope.core.metrics.agent import JOB
 from stepscope.core.metrics.readings import Collection, Missing, MissingReason
-
-if TYPE_CHECKING:
-    import http.client
 
 _ANSWER_SECONDS = 5.0
 _PAUSE_SECONDS = 10.0
@@ -217,118 +212,3 @@ def pods_with_logs(files: Files) -> dict[str, tuple[str, str]]:
         if len(parts) == 3:
             found[parts[2]] = parts[0], parts[1]
     return found
-
-
-SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-_ACCEPT = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=1,application/json"
-_PAGE_SIZE = 100
-_MAX_PAGES = 20
-_LARGEST_PAGE_BYTES = 8 << 20
-"""Bytes of a page."""
-_READ_BYTES = 1 << 16
-
-
-class KubernetesApiError(Exception):
-    """The Kubernetes API server cannot be reached, or refuses."""
-
-    def __init__(self, reason: MissingReason, detail: str) -> None:
-        self.reason = reason
-        super().__init__(detail)
-
-
-@dataclass(frozen=True, slots=True)
-class KubernetesApi:
-    """Address of the Kubernetes API server, and the credentials of this process.
-
-    Attributes:
-        account: folder with the files `token` and `ca.crt` of a service account; the token is read anew each time, as
-            it is exchanged every hour.
-    """
-
-    host: str
-    port: int
-    account: Path = SERVICE_ACCOUNT
-
-    @classmethod
-    def of_pod(cls, environment: Mapping[str, str], account: Path = SERVICE_ACCOUNT) -> KubernetesApi | None:
-        """The API server of this process's pod; None outside of a pod, or without a token."""
-        host, port = environment.get("KUBERNETES_SERVICE_HOST", ""), environment.get("KUBERNETES_SERVICE_PORT", "443")
-        if not host or not port.isdecimal() or not (account / "token").exists():
-            return None
-        return cls(host, int(port), account)
-
-    def items(self, node: str, *, seconds: float) -> list[dict[str, Any]]:
-        """All pods of a node, each as the API returns it; raises as `listed`."""
-        return self.listed("/api/v1/pods", {"fieldSelector": f"spec.nodeName={node}"}, accept=_ACCEPT, seconds=seconds)
-
-    def listed(
-        self, path: str, query: Mapping[str, str], *, seconds: float, accept: str = "application/json"
-    ) -> list[dict[str, Any]]:
-        """All objects of a list, each as the API returns it.
-
-        Raises:
-            KubernetesApiError: the server cannot be reached or refuses.
-        """
-        import http.client  # with TLS, 5 MB that an agent without Kubernetes does without
-        import ssl
-
-        end = time.monotonic() + seconds
-        found: list[dict[str, Any]] = []
-        following = ""
-        try:
-            token = (self.account / "token").read_text().strip()
-            trusted = ssl.create_default_context(cafile=str(self.account / "ca.crt"))
-            connection = http.client.HTTPSConnection(self.host, self.port, timeout=seconds, context=trusted)
-            headers = {"Authorization": f"Bearer {token}", "Accept": accept}
-            try:
-                for _ in range(_MAX_PAGES):
-                    page_query = {**query, "limit": str(_PAGE_SIZE)}
-                    page_query |= {"continue": following} if following else {"resourceVersion": "0"}
-                    page = _get_page(connection, f"{path}?{urlencode(page_query, quote_via=quote)}", headers, end)
-                    items = page.get("items")
-                    found += [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
-                    metadata = page.get("metadata")
-                    following = str(metadata.get("continue") or "") if isinstance(metadata, dict) else ""
-                    if not following:
-                        break
-            finally:
-                connection.close()
-        except TimeoutError as error:
-            raise KubernetesApiError(MissingReason.TIMED_OUT, f"no answer within {seconds:g} s") from error
-        except PermissionError as error:
-            raise KubernetesApiError(MissingReason.NO_PERMISSION, f"{error.filename}: {error.strerror}") from error
-        except (OSError, http.client.HTTPException) as error:
-            raise KubernetesApiError(MissingReason.UNREACHABLE, f"{self.host}:{self.port}: {error}") from error
-        return found
-
-
-def _get_page(
-    connection: http.client.HTTPSConnection, path: str, headers: Mapping[str, str], end: float
-) -> dict[str, Any]:
-    connection.request("GET", path, headers=dict(headers))
-    answer = connection.getresponse()
-    body = bytearray()
-    while len(body) <= _LARGEST_PAGE_BYTES:
-        left = end - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        if connection.sock is not None:
-            connection.sock.settimeout(left)
-        part = answer.read1(_READ_BYTES)
-        if not part:
-            answer.read()  # at its end: Python 3.11 does not see it in read1
-            break
-        body += part
-    if answer.status in (401, 403):
-        what = path.partition("?")[0].rpartition("/")[2]
-        detail = f"it may not list {what}: give its service account the verb list on {what}"
-        raise KubernetesApiError(MissingReason.NO_PERMISSION, f"HTTP {answer.status}: {detail}")
-    if answer.status != 200:
-        raise KubernetesApiError(MissingReason.UNREACHABLE, f"HTTP {answer.status} {answer.reason}")
-    if len(body) > _LARGEST_PAGE_BYTES:
-        raise KubernetesApiError(MissingReason.UNREADABLE, f"a page of more than {_LARGEST_PAGE_BYTES >> 20} MiB")
-    try:
-        page = json.loads(body)
-    except ValueError as error:
-        raise KubernetesApiError(MissingReason.UNREADABLE, f"its answer is not JSON: {error}") from error
-    return page if isinstance(page, dict) else {}

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import ssl
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from stepscope.collectors.jobs.kubernetes.pods import KubernetesApi
-from tests.agent.web.certificates import self_signed
+from stepscope.collectors.jobs.kubernetes.api_server import KubernetesApi
+from tests.collectors.jobs.kubernetes.https_server import QuietHandler, https_server
 
-TOKEN = "eyJhbGciOi.of-a.service-account"
 NODE = "node-7"
 
 
@@ -81,18 +78,11 @@ class Api:
 @contextmanager
 def running(folder: Path) -> Iterator[Api]:
     """The server on a free port, its certificate and token in a service account's folder."""
-    cert, key = self_signed(folder, "api")
-    account = folder / "account"
-    account.mkdir()
-    (account / "ca.crt").write_bytes(cert.read_bytes())
-    (account / "token").write_text(TOKEN + "\n")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(cert, key)
+    hold = threading.Event()
+    hold.set()
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
+    class Handler(QuietHandler):
+        def do_GET(self) -> None:  # noqa: N802 - a name of the library
             headers = self.headers
             status, body = api.answer(self.path, headers.get("Authorization", ""), headers.get("Accept", ""))
             self.send_response(status)
@@ -103,23 +93,9 @@ def running(folder: Path) -> Iterator[Api]:
                     self.wfile.write(body[begin : begin + step])
                     time.sleep(api.drip)
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    api = Api(KubernetesApi("127.0.0.1", server.server_address[1], account))
-    api.hold.set()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
+    with https_server(folder, Handler, hold) as server:
+        api = Api(server, hold=hold)
         yield api
-    finally:
-        api.hold.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def pod(

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.collectors.jobs.kubernetes.pods import KubernetesApi, KubernetesApiError, Pod, PodDirectory, pod_of
+from stepscope.collectors.jobs.kubernetes.api_server import KubernetesApi, KubernetesApiError
+from stepscope.collectors.jobs.kubernetes.pods import Pod, PodDirectory, pod_of
 from stepscope.collectors.jobs.processes import TeamNaming
 from stepscope.core.metrics.readings import Collection, MissingReason
 from tests.agent.web.certificates import self_signed
