@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING
 
 from stepscope.agent.captures.coordinator import AgentCaptureCoordinator, CaptureBackend, ProfileCaptureBackend
 from stepscope.agent.config.configuration import Configuration, SettingOrigin
-from stepscope.agent.config.settings import node_name, ras_address
+from stepscope.agent.config.settings import KubernetesSettings, node_name, ras_address
 from stepscope.agent.exporter.exposition import CATALOGUE
 from stepscope.agent.exporter.metrics_page import DcgmNames, MetricsPage
 from stepscope.agent.exporter.selection import selected_series
 from stepscope.agent.gpus.supervisor import ProbeTiming
 from stepscope.agent.health.health_store import HealthStore
-from stepscope.agent.kubernetes.reporter import NodeReporter, node_reporter_of
 from stepscope.agent.polling import STALE_SECONDS
 from stepscope.agent.sources import GPUS, AgentSources, summary_of_sources, wait_for_sources
 from stepscope.agent.state_directory import StateLock, agent_token, state_directory
@@ -38,15 +37,16 @@ from stepscope.agent.web.health_routes import health_routes
 from stepscope.agent.web.routes import Access
 from stepscope.agent.web.server import AgentServer, listen_address_of
 from stepscope.agent.web.web_config import WebConfigReloader
-from stepscope.collectors.dcgm_exporter.page import dcgm_endpoint_of
 from stepscope.collectors.kineto_daemon.backend import KinetoBackend
 from stepscope.core.documents.node import Node, run_verdicts
 from stepscope.core.errors import UsageError
 from stepscope.core.metrics.readings import Reading
 from stepscope.core.process import trim_memory
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what is loaded only where a setting turns it on
     from stepscope.agent.exporter.otlp_push import OtlpPush
+    from stepscope.agent.kubernetes.reporter import NodeReporter
+    from stepscope.collectors.dcgm_exporter.page import Endpoint
     from stepscope.workflow.nodes.targets import TargetList
 
 
@@ -78,7 +78,7 @@ class Agent:
         self._lock = StateLock(self._state_directory)
         health_store = HealthStore(self._state_directory, may_write=lambda: self._lock.is_held)
         with _located_error(configuration, "kubernetes.report"):
-            self._kubernetes = node_reporter_of(settings.kubernetes, self._host, os.environ)
+            self._kubernetes = _kubernetes(settings.kubernetes, self._host)
         self._sources = agent_sources_of(
             configuration, self._training, self._kineto, health_store, kubernetes=self._kubernetes
         )
@@ -173,7 +173,7 @@ def agent_sources_of(
     """The sources that an agent with these settings reads; see `Agent`."""
     settings = configuration.settings
     with _located_error(configuration, "dcgm.exporter"):
-        exporter = dcgm_endpoint_of(settings.dcgm.exporter) if settings.dcgm.exporter else None
+        exporter = _dcgm_exporter(settings.dcgm.exporter)
     text = configuration.settings.training.nccl_ras
     address = ras_address(text)
     if text and address is None:
@@ -191,6 +191,22 @@ def agent_sources_of(
         jobs=settings.jobs,
         health_store=health_store,
     )
+
+
+def _kubernetes(settings: KubernetesSettings, host: str) -> NodeReporter | None:
+    if settings.report == "off":
+        return None
+    from stepscope.agent.kubernetes.reporter import node_reporter_of
+
+    return node_reporter_of(settings, host, os.environ)
+
+
+def _dcgm_exporter(url: str) -> Endpoint | None:
+    if not url:
+        return None
+    from stepscope.collectors.dcgm_exporter.page import dcgm_endpoint_of
+
+    return dcgm_endpoint_of(url)
 
 
 def _otlp(configuration: Configuration, host: str) -> OtlpPush | None:

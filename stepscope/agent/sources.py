@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import inf
+from typing import TYPE_CHECKING
 
 from stepscope.agent.config.settings import HealthThresholds, JobSettings
 from stepscope.agent.fleet.fleet_source import FleetSource
@@ -22,12 +23,9 @@ from stepscope.agent.health.health_source import HealthSource
 from stepscope.agent.health.health_store import HealthStore
 from stepscope.agent.health.memory import HealthMemory
 from stepscope.agent.jobs.job_collector import job_sources
-from stepscope.agent.kubernetes.reporter import NodeReporter
 from stepscope.agent.polling import ScheduledSource, SharedThread, SourceState
 from stepscope.agent.training_link.server import TrainingServer
 from stepscope.agent.training_link.training_source import DEFAULT_SERIES_OF_USER, TrainingSource
-from stepscope.collectors.dcgm_exporter.collector import DcgmExporterCollector
-from stepscope.collectors.dcgm_exporter.page import Endpoint
 from stepscope.collectors.host.collector import HostCollector, InfinibandCollector
 from stepscope.collectors.host.processes import GpuUsers, gpu_users_of
 from stepscope.collectors.kernel_log import KernelLog
@@ -37,6 +35,10 @@ from stepscope.core.hardware.devices import device_in
 from stepscope.core.metrics.readings import GPU, Collection, Labels, Missing, MissingReason
 from stepscope.core.text.numbers import counted
 from stepscope.core.vocabulary import Notice
+
+if TYPE_CHECKING:
+    from stepscope.agent.kubernetes.reporter import NodeReporter
+    from stepscope.collectors.dcgm_exporter.page import Endpoint
 
 GPUS = "nvml"
 """Name of the source that reads the GPUs' driver."""
@@ -100,6 +102,8 @@ class AgentSources:
         of_gpus: list[ScheduledSource | RenumberedSource] = [self._gpus]
         self._renumbered: dict[ScheduledSource, RenumberedSource] = {}
         if dcgm_exporter is not None:
+            from stepscope.collectors.dcgm_exporter.collector import DcgmExporterCollector  # memory that few need
+
             exporter = DcgmExporterCollector(dcgm_exporter)
             page = ScheduledSource("dcgm_exporter", exporter, interval=_DCGM_SECONDS)
             self._sources.append(page)

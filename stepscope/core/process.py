@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import functools
 import gc
-import logging
 import os
-import queue
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # half a MB, which the agent's reading process does not need
+    import logging
+    import queue
 
 
 @contextmanager
@@ -82,7 +83,8 @@ sys.path.append(sys.argv.pop(1))
 import runpy
 runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 """
-_WHERE_STEPSCOPE_IS = str(Path(__file__).resolve().parents[2])
+_WHERE_STEPSCOPE_IS = os.path.realpath(__file__).removesuffix("/stepscope/core/process.py")
+"""Without pathlib, which is half a MB."""
 
 
 def module_command(module: str, *arguments: str) -> tuple[str, ...]:
@@ -117,6 +119,8 @@ class WorkerThread:
     """
 
     def __init__(self, look: Callable[[], float], *, name: str, log: logging.Logger) -> None:
+        import queue
+
         self._look = look
         self._log = log
         self._calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
@@ -141,11 +145,13 @@ class WorkerThread:
         self.post(lambda: None)
 
     def _run(self) -> None:
+        from queue import Empty
+
         seconds = 0.0
         while not self._closing:
             try:
                 call = self._calls.get(timeout=seconds)
-            except queue.Empty:
+            except Empty:
                 call = None
             try:
                 if call is not None:

@@ -7,7 +7,8 @@ import sys
 
 _NEVER = {"prometheus_client", "numpy", "yaml", "torch", "rich", "pynvml"} | {
     *("_ssl", "_hashlib", "http.client", "http.server", "email", "asyncio"),
-    *("tempfile", "shutil", "bz2", "lzma", "random", "html"),
+    *("tempfile", "shutil", "bz2", "lzma", "random", "html", "pickle", "difflib"),
+    *("stepscope.core.documents.analysis", "stepscope.collectors.dcgm_exporter", "stepscope.agent.kubernetes.reporter"),
 }
 """pynvml is the reading process's alone; the others belong to other commands, or to settings that are off. OpenSSL
 (`_ssl`, `_hashlib`) is for these, for events and for orders."""

@@ -197,10 +197,14 @@ class StreamWriter:
 
 
 class StreamReader:
-    """Reads collections of readings from one stream, from its beginning."""
+    """Reads collections of readings from one stream, from its beginning.
+
+    A value that has not changed is the object that it was: who keeps minutes of values then keeps few objects.
+    """
 
     def __init__(self) -> None:
         self._names: list[tuple[str, Labels]] | None = None
+        self._values: list[float] = []
         self._missing: tuple[Missing, ...] = ()
 
     def read(self, message: Mapping[str, Any]) -> Collection:
@@ -220,7 +224,14 @@ class StreamReader:
                 raise CollectionWireError("a time is not a whole number")
             if each is not times:
                 times = each * len(self._names)
-            values = zip(self._names, message["values"], times, strict=True)
+            now = message["values"]
+            if len(now) == len(self._values):
+                now = [
+                    old if old == new and type(old) is type(new) else new
+                    for old, new in zip(self._values, now, strict=True)
+                ]
+            self._values = now
+            values = zip(self._names, now, times, strict=True)
             return Collection(
                 tuple([Reading(metric, value, labels, time) for (metric, labels), value, time in values]),
                 self._missing,

@@ -35,6 +35,8 @@ def parse_live_verdict(value: float | str) -> float:
     Raises:
         ValueError: it is neither.
     """
+    if isinstance(value, bool):
+        value = "on" if value else "off"
     if value == "off":
         return math.inf
     if value == "on":
@@ -178,7 +180,8 @@ def live_verdict_task(context: RunContext, send: Callable[[bytes], None]) -> Liv
     """
     argument, run_directory, identity = context.settings.live_verdict, context.run_directory, context.identity
     try:
-        seconds = parse_live_verdict(argument or os.environ.get(LIVE_VERDICT_VARIABLE) or "off")
+        in_environment = os.environ.get(LIVE_VERDICT_VARIABLE) or "off"
+        seconds = parse_live_verdict(in_environment if argument is None else argument)
     except ValueError as error:
         logger.warning("stepscope measures without a live verdict: %s", error)
         return None

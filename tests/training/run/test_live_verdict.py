@@ -37,7 +37,10 @@ def _verdict(time_ns: int, run: str = "r") -> LiveVerdict:
     return LiveVerdict(run, time_ns, "data_loading", 0.9, "slow", bottleneck=True, share=0.5)
 
 
-@pytest.mark.parametrize(("value", "seconds"), [("off", math.inf), ("on", 60.0), (5, 5.0), ("2.5", 2.5), (600, 600.0)])
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [("off", math.inf), ("on", 60.0), (5, 5.0), ("2.5", 2.5), (600, 600.0), (True, 60.0), (False, math.inf)],
+)
 def test_the_setting(value: float | str, seconds: float) -> None:
     assert parse_live_verdict(value) == seconds
 
