@@ -26,13 +26,13 @@ import pytest
 import yaml
 
 from stepscope.workflow.nodes.agent_client import agent_client
-from stepscope.workflow.nodes.answers import NodeAnswer, ask_node
 from stepscope.workflow.nodes.status import status_of
 from tests.agent.web.certificates import self_signed
 from tests.collectors.fake_nvml import profiles
 from tests.collectors.fake_nvml.library import FakeNvml, build_fake_nvml
 from tests.deploy.conftest import DEPLOY
 from tests.deploy.test_grafana_board import queries, series_of_variables
+from tests.workflow.nodes.made_nodes import asked
 
 _PATIENCE = 60.0
 
@@ -153,7 +153,7 @@ def test_a_real_prometheus_and_systemd_s_socket(machine: FakeNvml, tmp_path: Pat
             with _process(command, dict(os.environ)) as server:
                 _ask_everything(_Prometheus(port), machine)
                 client = agent_client(url.replace("//", "//prometheus:secret@"), ca_file=str(tmp_path / "server.crt"))
-                findings = status_of([NodeAnswer(url, ask_node(client))]).findings
+                findings = status_of([asked(client)]).findings
                 assert ("1", "gpu_down") in {(finding.gpu, finding.code) for finding in findings}
                 server.send_signal(signal.SIGTERM)
                 server.wait(_PATIENCE)
