@@ -315,10 +315,9 @@ class Judge:
                 "one gc.collect() on all ranks at the same step, gc.disable() in between, gc.freeze() after set-up"
             )
             own = {**own, Reason.GC: together}
-        if (limit := _cpu_limit(loss)) is not None:
-            own = {**own, Reason.CPU_LIMITED: limit}
-            if loss.cause is Cause.CONTENTION and reasons == [Reason.CPU_LIMITED]:
-                return [limit]  # no other process takes the CPUs
+        own = {**own, **(counted := _remedies_by_counters(loss))}
+        if loss.cause is Cause.CONTENTION and counted and set(reasons) <= counted.keys():
+            return [counted[reason] for reason in reasons]  # nothing is left to look for
         share = self.losses.share(loss.gain_ms)
         interval = None if loss.recorded is None else interval_of(self.training.steps, loss.recorded)
         actions = actions_for(loss.cause, reasons, own, advice=self.advice, share=share, interval=interval)
@@ -470,11 +469,16 @@ _MAX_DRAWN = 1_000
 """More steps are drawn as runs of adjacent ones, which bounds memory."""
 
 
-def _cpu_limit(loss: Loss) -> str | None:
-    """Remedy of a CPU limit that stops a loss's threads; None without one."""
+def _remedies_by_counters(loss: Loss) -> dict[Reason, str]:
+    """Remedies that name what counters found: the CPU limit that stops a loss's threads, the process on the GPU."""
     evidence = {} if loss.counted is None else {item.metric: item.value for item in loss.counted.evidence}
-    if "cgroup_throttled_ratio" not in evidence:
-        return None
-    limit = evidence.get("cgroup_cpu_limit")
-    now = "" if limit is None else f" of {limit:g} {form(limit, 'CPU')}"
-    return f"raise the cgroup's limit{now} (cpu.max; Kubernetes: resources.limits.cpu; Slurm: --cpus-per-task)"
+    remedies = {}
+    if "cgroup_throttled_ratio" in evidence:
+        limit = evidence.get("cgroup_cpu_limit")
+        now = "" if limit is None else f" of {limit:g} {form(limit, 'CPU')}"
+        where = "cpu.max; Kubernetes: resources.limits.cpu; Slurm: --cpus-per-task"
+        remedies[Reason.CPU_LIMITED] = f"raise the cgroup's limit{now} ({where})"
+    named = [who for metric in evidence if (who := metric.partition("other_process_memory: ")[2])]
+    if named:
+        remedies[Reason.GPU_SHARED] = f"end {listed(named)} on this GPU, or give the job a GPU of its own"
+    return remedies

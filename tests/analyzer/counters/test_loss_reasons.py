@@ -101,6 +101,7 @@ def test_another_process_that_comes_with_the_slow_steps_is_named() -> None:
     verdict = analysis.verdict
     assert (verdict.cause, verdict.reasons) == (Cause.CONTENTION, [Reason.GPU_SHARED])
     assert "process 4711 of user 1000 has 2 GiB of its memory" in verdict_text(analysis).evidence
+    assert verdict.actions == ["end process 4711 of user 1000 on this GPU, or give the job a GPU of its own"]
 
 
 def test_a_process_that_the_driver_does_not_list_shows_by_its_memory() -> None:
