@@ -16,7 +16,7 @@ import sys
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,13 +26,13 @@ import pytest
 import yaml
 
 from stepscope.workflow.nodes.agent_client import agent_client
-from stepscope.workflow.nodes.answers import NodeAnswer, ask_node
 from stepscope.workflow.nodes.status import status_of
 from tests.agent.web.certificates import self_signed
 from tests.collectors.fake_nvml import profiles
 from tests.collectors.fake_nvml.library import FakeNvml, build_fake_nvml
 from tests.deploy.conftest import DEPLOY
 from tests.deploy.test_grafana_board import queries, series_of_variables
+from tests.workflow.nodes.made_nodes import asked
 
 _PATIENCE = 60.0
 
@@ -82,6 +82,19 @@ class _Prometheus:
                     return found
             time.sleep(0.2)
         raise AssertionError(f"{query} never became so: {found}")
+
+    def until_more_have_values(self, queries: Sequence[str], least: int) -> None:
+        """Each is understood, and more than `least` have values once every group of rules has been evaluated."""
+        with_values: list[str] = []
+        end = time.monotonic() + _PATIENCE
+        while time.monotonic() < end:
+            with_values = [query for query in queries if self.query(query)]
+            if len(with_values) > least:
+                return
+            time.sleep(0.2)
+        raise AssertionError(
+            f"only {len(with_values)} of {len(queries)} have values, not: {set(queries) - {*with_values}}"
+        )
 
 
 def _free_port() -> int:
@@ -140,7 +153,7 @@ def test_a_real_prometheus_and_systemd_s_socket(machine: FakeNvml, tmp_path: Pat
             with _process(command, dict(os.environ)) as server:
                 _ask_everything(_Prometheus(port), machine)
                 client = agent_client(url.replace("//", "//prometheus:secret@"), ca_file=str(tmp_path / "server.crt"))
-                findings = status_of([NodeAnswer(url, ask_node(client))]).findings
+                findings = status_of([asked(client)]).findings
                 assert ("1", "gpu_down") in {(finding.gpu, finding.code) for finding in findings}
                 server.send_signal(signal.SIGTERM)
                 server.wait(_PATIENCE)
@@ -164,9 +177,8 @@ def _ask_everything(prometheus: _Prometheus, machine: FakeNvml) -> None:
     assert {one["metric"]["name"] for one in named} == {"NVIDIA H100 80GB HBM3"}
 
     prometheus.until("cluster:stepscope_gpu_power_watts:sum", lambda found: len(found) == 1)
-    for board, least in (("gpus", 15), ("fleet", 20)):
-        with_values = [query for query in queries(board) if prometheus.query(query)]  # each is understood
-        assert len(with_values) > least, (board, len(with_values))
+    for board, least in (("gpus", 15), ("fleet", 25)):
+        prometheus.until_more_have_values(queries(board), least)
     labels = {label: selector for selector, label in series_of_variables("fleet")}
     for name in ("cluster", "rack"):
         assert {one["metric"][name] for one in prometheus.query(labels[name])} == {f"{name}-1"}

@@ -67,21 +67,6 @@ def check_answers(answers: Sequence[NodeAnswer]) -> None:
         raise UnreachableError(answers[0].error, where=answers[0].agent)
 
 
-def ask_node(client: AgentClient) -> node_documents.Node:
-    """Ask one node's agent for its document.
-
-    Raises:
-        UnreachableError: no answer, or not such a document.
-    """
-    reply = client.ask("GET", node_documents.NODE_PATH)
-    if reply.error:
-        raise UnreachableError(reply.error, where=str(client))
-    try:
-        return _checked_node(reply.document)
-    except UnreachableError as error:
-        raise UnreachableError(error.what, where=str(client)) from None
-
-
 def _node_of(body: Body) -> node_documents.Node:
     return _checked_node(json_of(body))
 

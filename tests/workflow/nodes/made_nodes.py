@@ -15,6 +15,8 @@ from stepscope.core.hardware.devices import Device
 from stepscope.core.hardware.health import Action, Health, HealthEvent, HealthState, Severity
 from stepscope.core.metrics.readings import labels_of
 from stepscope.core.vocabulary import Cause
+from stepscope.workflow.nodes.agent_client import AgentClient
+from stepscope.workflow.nodes.answers import NodeAnswer, NodeWatch
 
 VALUES = {
     "utilization_ratio": 0.97,
@@ -85,3 +87,12 @@ def served(told: Node) -> Iterator[str]:
     """An agent that tells it; its URL."""
     with AgentServer(ListenAddress("127.0.0.1", 0), api_routes(lambda _: told, scheme="http")) as server:
         yield server.url
+
+
+def asked(client: AgentClient) -> NodeAnswer:
+    """The answer of an agent that is asked once."""
+    with NodeWatch([client]) as watch:
+        watch.ask()
+        watch.wait()
+        (answer,) = watch.answers()
+    return answer
