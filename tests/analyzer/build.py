@@ -348,3 +348,13 @@ class TraceBuilder:
 
     def _device_row(self, category: Category, name: str, start: int, end: int, stream: int, correlation: int) -> None:
         self._rows.append(_Row(category, name, Lane(0, stream, on_device=True), start, end, correlation))
+
+
+def three_captured_steps(step_us: int, kernels_us: tuple[int, int, int]) -> TraceBuilder:
+    """Captured steps 4 to 6 of this length, each with one kernel that the host launches at its begin."""
+    trace = TraceBuilder()
+    for place, length in enumerate(kernels_us):
+        begin = 1_000 + place * step_us
+        trace.step(4 + place, begin, begin + step_us)
+        trace.kernel(begin + 10, begin + 10 + length, launch=begin + 1)
+    return trace

@@ -21,7 +21,7 @@ from stepscope.core.documents.run_counters import RankCounters
 from stepscope.core.protocol.counters import OtherProcess
 from stepscope.core.text.verdict import verdict_text
 from stepscope.core.vocabulary import Cause, Reason
-from tests.analyzer.build import TraceBuilder
+from tests.analyzer.build import TraceBuilder, three_captured_steps
 from tests.analyzer.counters.messages import Values, rank_counters
 from tests.analyzer.job_time.records import captured, rank_steps
 from tests.analyzer.readings import analyse
@@ -31,12 +31,7 @@ _CAPTURED_US = 800_000
 
 def _trace(kernels_us: tuple[int, int, int]) -> TraceBuilder:
     """Three captured steps of 800 ms, each with one kernel."""
-    trace = TraceBuilder()
-    for place, length in enumerate(kernels_us):
-        begin = 1_000 + place * _CAPTURED_US
-        trace.step(4 + place, begin, begin + _CAPTURED_US)
-        trace.kernel(begin + 10, begin + 10 + length, launch=begin + 1)
-    return trace
+    return three_captured_steps(_CAPTURED_US, kernels_us)
 
 
 def _analysed(

@@ -17,7 +17,7 @@ from stepscope.core.documents.analysis import Analysis
 from stepscope.core.documents.run_directory import RankSteps
 from stepscope.core.documents.training_settings import LoaderSettings, TrainingSettings
 from stepscope.core.vocabulary import Cause, Reason
-from tests.analyzer.build import TraceBuilder
+from tests.analyzer.build import TraceBuilder, three_captured_steps
 from tests.analyzer.job_time.records import MS, START_NS, captured, rank_steps
 from tests.analyzer.readings import analyse
 
@@ -26,12 +26,7 @@ _CAPTURED_US = 80_000
 
 def _trace(kernels_us: tuple[int, int, int] = (40_000, 40_000, 40_000)) -> TraceBuilder:
     """Three captured steps of 80 ms, each with one kernel that the host launches once a step."""
-    trace = TraceBuilder()
-    for place, length in enumerate(kernels_us):
-        begin = 1_000 + place * _CAPTURED_US
-        trace.step(4 + place, begin, begin + _CAPTURED_US)
-        trace.kernel(begin + 10, begin + 10 + length, launch=begin + 1)
-    return trace
+    return three_captured_steps(_CAPTURED_US, kernels_us)
 
 
 def _analysed(

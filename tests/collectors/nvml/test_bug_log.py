@@ -218,14 +218,19 @@ def test_dcgm_exporter_500_the_same_xid_twice_is_two_and_an_old_one_is_not_told_
     assert not collector.collect().findings
 
 
-def test_an_xid_is_of_the_gpu_that_the_event_names(nvml: FakeNvml) -> None:
-    """NVIDIA's own mock of NVML tells every listener of every GPU's events."""
+def _two_gpus_with_events_for_all(nvml: FakeNvml) -> NvmlCollector:
     for index in range(2):
         nvml.add(profiles.h100(index))
     nvml.values["events_for_all"] = "1"
     nvml.write()
     collector = NvmlCollector()
     collector.collect()
+    return collector
+
+
+def test_an_xid_is_of_the_gpu_that_the_event_names(nvml: FakeNvml) -> None:
+    """NVIDIA's own mock of NVML tells every listener of every GPU's events."""
+    collector = _two_gpus_with_events_for_all(nvml)
     nvml.set(1, xids=1, xid__0=94)
     nvml.write()
     (first, *_) = collector.collect().findings
@@ -235,12 +240,7 @@ def test_an_xid_is_of_the_gpu_that_the_event_names(nvml: FakeNvml) -> None:
 def test_the_xid_of_a_lost_gpu_loses_no_other(nvml: FakeNvml) -> None:
     """Seen with NVIDIA's own mock of NVML: the listener of a healthy GPU got the event, asked whose it was, and was
     called lost itself."""
-    for index in range(2):
-        nvml.add(profiles.h100(index))
-    nvml.values["events_for_all"] = "1"
-    nvml.write()
-    collector = NvmlCollector()
-    collector.collect()
+    collector = _two_gpus_with_events_for_all(nvml)
     nvml.set(1, xids=1, xid__0=79, lost=1)
     nvml.write()
     collection = collector.collect()
