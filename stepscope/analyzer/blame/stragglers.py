@@ -78,13 +78,14 @@ class ComputeComparison:
         self._compute_ns = compute_ns
         self._role = role
         self._work = work or {}
-        self._causes: dict[tuple[int, int], Cause] = {}
+        self._causes: dict[tuple[int, int | None], Cause] = {}
 
     def cause(self, late: int, waiting: int) -> Cause:
         """Cause of the longer compute of `late` against `waiting`."""
-        if (late, waiting) not in self._causes:
-            self._causes[late, waiting] = self._compare(late, waiting)
-        return self._causes[late, waiting]
+        against = None if self._role[late] == self._role[waiting] else waiting  # of one role all peers count
+        if (late, against) not in self._causes:
+            self._causes[late, against] = self._compare(late, waiting)
+        return self._causes[late, against]
 
     def _compare(self, late: int, waiting: int) -> Cause:
         if self._role[late] != self._role[waiting]:

@@ -215,7 +215,7 @@ OVERLAP_THRESHOLD = 0.1
 """Hidden share below which transfers are not overlapped; recorded DDP and FSDP steps hide 0.9."""
 
 FAULT_THRESHOLD = 0.25
-"""Least share of the exposed transfer time for a fault to be named."""
+"""Least share of the exposed transfer time, of the job or of a rank, for a fault to be named."""
 
 SMALL_MESSAGES_THRESHOLD = 0.5
 """Least share of latency-bound messages in the exposed transfer time for them to be named."""
@@ -283,10 +283,12 @@ def _slow(table: Sequence[Collective], exposed: float, views: Mapping[int, RankV
         and row.busbw_gbs < gpu_catalogue.SLOW_BELOW * row.expected_busbw_gbs
     ]
     if _exposed(slow) < FAULT_THRESHOLD * exposed:
+        slow = _slow_for_some(slow, table)
+    if not slow:
         return []
     worst = max(slow, key=lambda row: row.exposed_transfer_ms or 0.0)
     reached, expected = worst.busbw_gbs or 0.0, worst.expected_busbw_gbs or 0.0
-    ranks = [int(rank) for rank in worst.group.split(",")]
+    ranks = _members(worst)
     device = next((device.name for device in views[ranks[0]].header.devices), "")
     # no faster than the slower link: the transfer does not use the fast link at all
     around = (
@@ -298,6 +300,30 @@ def _slow(table: Sequence[Collective], exposed: float, views: Mapping[int, RankV
         Evidence("expected_bus_bandwidth", expected, "GB/s", None, ranks),
     )
     return [(Reason.WRONG_TRANSPORT if around else Reason.SLOW_LINK, evidence)]
+
+
+def _slow_for_some(slow: Sequence[Collective], table: Sequence[Collective]) -> list[Collective]:
+    """The slow transfers that are a fault of some ranks, however many others have fast ones."""
+    if not slow:
+        return []
+    exposed, own = (_exposed_of_ranks(rows) for rows in (table, slow))
+    mean = sum(exposed.values()) / len(exposed)
+    held_up = {rank for rank, ms in own.items() if ms >= FAULT_THRESHOLD * max(exposed[rank], mean)}
+    return [row for row in slow if not held_up.isdisjoint(_members(row))]
+
+
+def _exposed_of_ranks(rows: Sequence[Collective]) -> dict[int, float]:
+    """Exposed transfer of each rank, ms."""
+    of_rank: dict[int, float] = defaultdict(float)
+    for row in rows:
+        members = _members(row)
+        for rank in members:
+            of_rank[rank] += (row.exposed_transfer_ms or 0.0) / len(members)
+    return of_rank
+
+
+def _members(row: Collective) -> list[int]:
+    return [int(rank) for rank in row.group.split(",")]
 
 
 def _small(table: Sequence[Collective], exposed: float, num_steps: int) -> list[TransferFault]:

@@ -152,6 +152,22 @@ def test_what_is_wrong_with_the_exposed_transfers(
     assert [reason for reason, _ in transfer_faults(rows, views, 2)] == reasons
 
 
+def groups_of_two(num: int, **slow: object) -> list[Collective]:
+    """Transfers of so many pairs of ranks, those of the first one as told."""
+    healthy = [collective(group=f"{2 * pair},{2 * pair + 1}") for pair in range(1, num)]
+    return [*healthy, collective(group="0,1", **slow)]
+
+
+@pytest.mark.parametrize("num", [1, 8, 128])
+def test_one_bad_link_is_named_in_a_job_of_any_size(num: int, views: dict[int, RankView]) -> None:
+    ((reason, evidence),) = transfer_faults(groups_of_two(num, busbw_gbs=90.0, exposed_transfer_ms=6.0), views, 2)
+    assert (reason, evidence[0].ranks) == (Reason.SLOW_LINK, [0, 1])
+
+
+def test_slow_transfers_that_hold_no_rank_up_are_no_fault(views: dict[int, RankView]) -> None:
+    assert transfer_faults(groups_of_two(128, busbw_gbs=90.0, exposed_transfer_ms=0.2), views, 2) == []
+
+
 @pytest.mark.shared
 def test_traffic_over_host_memory_is_the_wrong_transport(shared_traces: Path) -> None:
     def analysis_of(case: str) -> Analysis:
