@@ -3,11 +3,11 @@
     python -m benchmarks.speed.scale large   [TRACE] [--megabytes 2000]
     python -m benchmarks.speed.scale workers [TRACE] [--megabytes 500] [--pairs 5]
     python -m benchmarks.speed.scale files   [TRACE] [--files 64] [--megabytes 50]
-    python -m benchmarks.speed.scale ranks   TRACE... [--ranks 1024]
+    python -m benchmarks.speed.scale ranks   TRACE... [--ranks 1024] [--slow RANK]
 
 `large` analyses one trace of that size; `workers` two of them, in one and in two processes by turns; `files` many,
 on a terminal so that the bar is shown. `ranks` takes the views of a small recorded job, gives them to many ranks, and
-times the cross-rank half alone.
+times the cross-rank half alone; with `--slow` that rank has the view of the last trace, all others share the rest.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> None:
     """Run one of the four."""
     options = _options()
     if options.what == "ranks":
-        _ranks(options.trace, options.ranks)
+        _ranks(options.trace, options.ranks, options.slow)
         return
     with tempfile.TemporaryDirectory(prefix="stepscope-scale-", dir=options.work_directory) as folder:
         first = Path(folder, "rank0.json")
@@ -63,6 +63,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--files", type=int, default=64)
     parser.add_argument("--ranks", type=int, default=1024)
+    parser.add_argument("--slow", type=int, metavar="RANK")
     parser.add_argument("--work-directory", type=Path)
     options = parser.parse_intermixed_args()
     if options.megabytes is None:
@@ -130,11 +131,12 @@ def _words(cost: Cost) -> str:
     return f"{cost.wall_seconds:.2f} s, {cost.cpu_seconds:.2f} CPU s, peak {cost.peak_bytes / 1e6:,.0f} MB{family}"
 
 
-def _ranks(traces: list[Path], count: int) -> None:
+def _ranks(traces: list[Path], count: int, slow: int | None) -> None:
     found = view_files([str(trace) for trace in traces], whole_file=False)
     recorded = [found.views[rank] for rank in sorted(found.views)]
     everyone = tuple(range(count))
-    views = [_imitated(recorded[rank % len(recorded)], rank, everyone) for rank in everyone]
+    usual = recorded if slow is None else recorded[:-1]
+    views = [_imitated(recorded[-1] if r == slow else usual[r % len(usual)], r, everyone) for r in everyone]
     num_calls = sum(len(view.calls) for view in views)
     began, began_cpu = time.monotonic(), time.process_time()
     analysis, _ = analyse_job(views, JobContext())

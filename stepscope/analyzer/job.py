@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
@@ -119,7 +119,9 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
     is_explained = inputs.unexplained_loss < UNEXPLAINED_THRESHOLD and unrecorded is None
     is_known = is_explained and verdict.cause is not Cause.INSUFFICIENT_EVIDENCE
     certain = [row for row in rows if is_known and not inputs.is_guess(row)]
-    what_if, left_out = predictions.replay_causes(aligned.replay_model, certain, unprofiled_ms)
+    num_awaited = aligned.num_awaited
+    replay = cache(_no_model if num_awaited > predictions.MAX_SLOTS else aligned.replay_model)
+    what_if, left_out = predictions.replay_causes(replay, certain, unprofiled_ms, num_events=num_awaited)
     known = {gain.fix for gain in what_if}
     others = [row for row in certain if row.cause not in known]
     what_if += predictions.replay_pipeline_causes(aligned.schedules, others)
@@ -145,7 +147,7 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
     analysis = with_job_time(without_unnamed(analysis, by_rank), capture, context.run, advice, steps)
     analysis = analysis if unrecorded is None else _without_gain(analysis, unrecorded)
     analysis = with_slow_settings(analysis, [*context.slow_settings, *traced_settings(by_rank, context.slow_settings)])
-    facts = _job_facts(analysis, by_rank, context, aligned, steps)
+    facts = _job_facts(analysis, by_rank, context, replay, steps)
     return with_headroom(analysis, facts, knobs=advice.options.of_changes()), list(by_rank.values())
 
 
@@ -153,7 +155,7 @@ def _job_facts(
     analysis: Analysis,
     views: Mapping[int, RankView],
     context: JobContext,
-    aligned: AlignedJob,
+    replay: Callable[[], ReplayModel | None],
     steps: JobSteps | None,
 ) -> JobFacts:
     """What models of headroom know of a job."""
@@ -172,7 +174,7 @@ def _job_facts(
         batch_bytes=None if peak is None or allocated is None else peak - allocated,
         memory_bytes=min(sizes, default=None),
         host_ms=None if light is None or light.host_ms is None else Span(*light.host_ms),
-        replay=cache(aligned.replay_model),
+        replay=replay,
     )
 
 
@@ -196,6 +198,10 @@ def capture_of(views: Sequence[RankView], mesh: MeshSizes) -> CapturedSteps:
     """The steps of one capture by cause, as evidence beside another capture of the job; views one a rank."""
     aligned = explain_job(views, mesh)
     return aligned.captured([])
+
+
+def _no_model() -> None:
+    """In place of a replay of too many events."""
 
 
 MAX_CLOCK_SHARE = 0.05
@@ -229,6 +235,11 @@ class AlignedJob(NamedTuple):
         """Whether all ranks have the same time, and end a step together unless something holds one of them up."""
         step_ns = min(float(np.median(view.window.whole_step_ns)) for view in self.views.values())
         return not (self.pipelines or self.schedules) and self.clocks.are_within(MAX_CLOCK_SHARE * step_ns)
+
+    @property
+    def num_awaited(self) -> int:
+        """How many arrivals the members of all collectives wait for: the most numerous events of a replay."""
+        return sum(len(match) ** 2 for match in self.matches.collectives)
 
     def replay_model(self) -> ReplayModel | None:
         before_window = self.table.time_ns[:, CAUSE_CODE[Cause.BEFORE_WINDOW]] / self.table.step_ns

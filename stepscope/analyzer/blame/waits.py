@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -133,27 +133,31 @@ def attribute_waits(
 ) -> list[AttributedWait]:
     """Attribute every piece of waiting, earliest first, so that followed waits are already attributed."""
     sync_points = SyncPoints(views, matches)
-    cases = [
-        _wait_with_lateness(views, sync_points, CallId(rank, place), (start, end), arrivals[CallId(rank, place)])
-        for rank, wait in waits.items()
-        for start, end, place in zip(wait.start_ns.tolist(), wait.end_ns.tolist(), wait.call.tolist(), strict=True)
-    ]
-    cases.sort(key=lambda case: (case.end_ns, case.rank, case.start_ns))
+    lateness: list[_Lateness] = []
+    pieces: list[tuple[int, int, int, int]] = []
+    for rank, wait in waits.items():
+        number_of: dict[int, int] = {}
+        for start, end, place in zip(wait.start_ns.tolist(), wait.end_ns.tolist(), wait.call.tolist(), strict=True):
+            if place not in number_of:
+                number_of[place] = len(lateness)
+                call = CallId(rank, place)
+                lateness.append(_lateness(views, sync_points, call, arrivals[call]))
+            pieces.append((end, rank, start, number_of[place]))
+    pieces.sort()
+    excess = _excess(views, lateness)
     attribution = _WaitAttribution(compute_cause)
-    for case, excess in zip(cases, _excess(views, cases), strict=True):
-        attribution.add(case, excess)
+    for end, _, start, number in pieces:
+        attribution.add(start, end, lateness[number], excess[number])
     return attribution.waits
 
 
-class _Wait(NamedTuple):
-    """A piece of waiting for a late rank, with the spans that are compared: from the last sync point to each arrival.
+class _Lateness(NamedTuple):
+    """Lateness of a rank in a call of a waiting one: the compared spans, from the last sync point to each arrival.
 
     `before_ns` is the part of the lateness before the late rank's window.
     """
 
     rank: int
-    start_ns: int
-    end_ns: int
     late: int
     since_own_ns: int
     arrived_own_ns: int
@@ -162,16 +166,12 @@ class _Wait(NamedTuple):
     before_ns: int
 
 
-def _wait_with_lateness(
-    views: Mapping[int, RankView], sync_points: SyncPoints, call: CallId, piece: tuple[int, int], arrival: Arrival
-) -> _Wait:
+def _lateness(views: Mapping[int, RankView], sync_points: SyncPoints, call: CallId, arrival: Arrival) -> _Lateness:
     is_common, since_own, since_late = sync_points.last_before(call, arrival.call)
     unseen_own = max(views[call.rank].window.start_ns - since_own, 0)
     unseen_late = max(views[arrival.rank].window.start_ns - since_late, 0)
-    return _Wait(
+    return _Lateness(
         rank=call.rank,
-        start_ns=piece[0],
-        end_ns=piece[1],
         late=arrival.rank,
         since_own_ns=since_own,
         arrived_own_ns=views[call.rank].calls[call.place].exposed_from_ns,
@@ -181,10 +181,15 @@ def _wait_with_lateness(
     )
 
 
-def _excess(views: Mapping[int, RankView], cases: list[_Wait]) -> npt.NDArray[np.float64]:
-    """By case and code: nanoseconds that the late rank spent more than the waiting one; shape (cases, codes)."""
-    late = _time_by_code(views, [(case.late, case.since_late_ns, case.arrived_late_ns) for case in cases])
-    return late - _time_by_code(views, [(case.rank, case.since_own_ns, case.arrived_own_ns) for case in cases])
+def _excess(views: Mapping[int, RankView], lateness: Sequence[_Lateness]) -> list[list[tuple[int, float]]]:
+    """By wait: (code, nanoseconds) that the late rank spent more than the waiting one."""
+    more = _time_by_code(views, [(one.late, one.since_late_ns, one.arrived_late_ns) for one in lateness])
+    more -= _time_by_code(views, [(one.rank, one.since_own_ns, one.arrived_own_ns) for one in lateness])
+    by_wait: list[list[tuple[int, float]]] = [[] for _ in lateness]
+    rows, codes = np.nonzero(more > 0)
+    for row, code, nanoseconds in zip(rows.tolist(), codes.tolist(), more[rows, codes].tolist(), strict=True):
+        by_wait[row].append((code, nanoseconds))
+    return by_wait
 
 
 def _time_by_code(views: Mapping[int, RankView], spans: list[tuple[int, int, int]]) -> npt.NDArray[np.float64]:
@@ -205,32 +210,32 @@ class _WaitAttribution:
         self._compute_cause = compute_cause
         self._history: dict[int, list[AttributedWait]] = defaultdict(list)
 
-    def add(self, case: _Wait, excess: npt.NDArray[np.float64]) -> None:
-        length = case.end_ns - case.start_ns
-        weights = _without_displaced(self._weigh(np.maximum(excess, 0.0), case), length)
+    def add(self, start_ns: int, end_ns: int, lateness: _Lateness, excess: Sequence[tuple[int, float]]) -> None:
+        length = end_ns - start_ns
+        weights = _without_displaced(self._weigh(excess, lateness), length)
         total = sum(weights.values())
         shares = (
             {key: length * weight / total for key, weight in weights.items()}
             if total > 0
-            else {(Cause.UNEXPLAINED, case.late): float(length)}
+            else {(Cause.UNEXPLAINED, lateness.late): float(length)}
         )
-        wait = AttributedWait(case.rank, case.start_ns, case.end_ns, shares)
+        wait = AttributedWait(lateness.rank, start_ns, end_ns, shares)
         self.waits.append(wait)
-        self._history[case.rank].append(wait)
+        self._history[lateness.rank].append(wait)
 
-    def _weigh(self, excess: npt.NDArray[np.float64], case: _Wait) -> Shares:
+    def _weigh(self, excess: Sequence[tuple[int, float]], lateness: _Lateness) -> Shares:
         weights: Shares = defaultdict(float)
-        if case.before_ns:
-            weights[Cause.BEFORE_WINDOW, case.late] += case.before_ns
-        for code in np.flatnonzero(excess).tolist():
-            weight = float(excess[code])
+        late = lateness.late
+        if lateness.before_ns:
+            weights[Cause.BEFORE_WINDOW, late] += lateness.before_ns
+        for code, weight in excess:
             if code == COMPUTE_CODE:
-                weights[self._compute_cause(case.late, case.rank), case.late] += weight
+                weights[self._compute_cause(late, lateness.rank), late] += weight
             elif code == TO_ATTRIBUTE:
-                for key, share in self._followed(case.late, case.since_late_ns, case.arrived_late_ns).items():
+                for key, share in self._followed(late, lateness.since_late_ns, lateness.arrived_late_ns).items():
                     weights[key] += weight * share
             else:
-                weights[CAUSE_ORDER[code], case.late] += weight
+                weights[CAUSE_ORDER[code], late] += weight
         return weights
 
     def _followed(self, rank: int, since: int, until: int) -> Shares:

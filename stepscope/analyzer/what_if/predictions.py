@@ -278,21 +278,31 @@ _ANSWERING_GAIN = 0.5
 """Part of the largest gain of a cause's changes that a change must reach to answer the cause's reason."""
 
 
+def _too_large(num_events: int) -> Notice:
+    return Notice("what_if_too_large", f"what-if left out: {num_events:,} events to replay; run: stepscope whatif")
+
+
 def replay_causes(
-    build: Callable[[], ReplayModel | None], causes: Sequence[RootCause], unprofiled_ms: float | None
+    build: Callable[[], ReplayModel | None],
+    causes: Sequence[RootCause],
+    unprofiled_ms: float | None,
+    *,
+    num_events: int = 0,
 ) -> tuple[list[WhatIf], list[Notice]]:
     """What-if predictions for the largest causes that can be fixed, and notices of what was left out.
 
-    `build` makes the model and is only called if there is something to replay; `causes` come largest first.
+    `build` makes the model of at least `num_events` and is only called if there is something to replay that is not too
+    large; `causes` come largest first.
     """
     fixable = {cause for cause, _ in FIXES}
     chosen = [row for row in causes if row.cause in fixable and row.fraction >= REPLAY_THRESHOLD][:MAX_CAUSES]
+    if chosen and num_events > MAX_SLOTS:
+        return [], [_too_large(num_events)]
     model = build() if chosen else None
     if model is None:
         return [], []
     if model.graph.num_slots > MAX_SLOTS:
-        large = f"what-if left out: {model.graph.num_slots:,} events to replay; run: stepscope whatif"
-        return [], [Notice("what_if_too_large", large)]
+        return [], [_too_large(model.graph.num_slots)]
     replayed, measured = model.step_ms(model.base), model.measured_ms()
     if min(replayed, measured) <= 0:
         return [], []
