@@ -279,7 +279,8 @@ _ANSWERING_GAIN = 0.5
 
 
 def _too_large(num_events: int) -> Notice:
-    return Notice("what_if_too_large", f"what-if left out: {num_events:,} events to replay; run: stepscope whatif")
+    text = f"what-if left out: {counted(num_events, 'event')} to replay; run: stepscope whatif"
+    return Notice("what_if_too_large", text)
 
 
 def replay_causes(

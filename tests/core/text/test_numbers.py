@@ -29,7 +29,6 @@ _NEVER_ONE = {
     "len(...) ranks",
     "len(...) runs",
     "len(...) values",
-    "model.graph.num_slots events",
     "num_attempts starts",
     "num_gpus GPUs",
     "num_parameters parameters",
