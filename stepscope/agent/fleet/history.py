@@ -9,7 +9,7 @@ from math import inf
 
 from stepscope.agent.polling import STALE_SECONDS, SourceState
 from stepscope.analyzer.fleet import GpuFacts, GpuSample, HostUse
-from stepscope.analyzer.fleet.samples import SAMPLE_FIELDS
+from stepscope.analyzer.fleet.samples import SAMPLE_FIELDS, VECTOR_METRICS, largest_known
 from stepscope.collectors.host.cgroups import cgroup_with_parents
 from stepscope.core.hardware.devices import Device, DeviceJoin, device_of
 from stepscope.core.hardware.gpu_catalogue import board_power_watts
@@ -22,10 +22,7 @@ _FACTS_AND_SUMS = (
     "sm_clock_max_hertz",
     "memory_total_bytes",
     "mig_enabled",
-    "fp64_active_ratio",
-    "fp32_active_ratio",
-    "fp16_active_ratio",
-    "integer_active_ratio",
+    *VECTOR_METRICS,
     "nvlink_transmit_bytes_per_second",
     "nvlink_receive_bytes_per_second",
     "nvlink_data_bytes_per_second",
@@ -81,14 +78,14 @@ class GpuValues:
         for direction in _DIRECTIONS:
             if fields[f"pcie_{direction}"] is None:
                 fields[f"pcie_{direction}"] = rates.get(f"pcie_{direction}_bytes_total")
-        now = _most(self.values, [f"nvlink_{direction}_bytes_per_second" for direction in _DIRECTIONS])
+        now = largest_known(self.values, [f"nvlink_{direction}_bytes_per_second" for direction in _DIRECTIONS])
         if now is None:
-            now = _most(rates, [f"nvlink_{direction}_bytes_total" for direction in _DIRECTIONS])
+            now = largest_known(rates, [f"nvlink_{direction}_bytes_total" for direction in _DIRECTIONS])
         both = self.values.get("nvlink_data_bytes_per_second")
         return GpuSample(
             self.newest_ns,
             throttle_reasons=None if self.reasons is None else frozenset(self.reasons),
-            vector=_most(self.values, [f"{pipe}_active_ratio" for pipe in ("fp64", "fp32", "fp16", "integer")]),
+            vector=largest_known(self.values, VECTOR_METRICS),
             link_bytes=both / 2 if now is None and both is not None else now,
             num_processes=self.num_processes,
             **fields,
@@ -158,10 +155,6 @@ def _add_reading(into: GpuValues, reading: Reading, source: str) -> None:
 
 def _label(labels: Labels, name: str) -> str:
     return next((value for label, value in labels if label == name), "")
-
-
-def _most(values: Mapping[str, float], names: Sequence[str]) -> float | None:
-    return max((values[name] for name in names if name in values), default=None)
 
 
 KEPT_SECONDS = 300.0

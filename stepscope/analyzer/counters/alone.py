@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from stepscope.analyzer.counters.rank_signals import RankSignals
 from stepscope.analyzer.counters.signal import Signal
 from stepscope.analyzer.fleet.classification import classify_gpu, classify_job
-from stepscope.analyzer.fleet.samples import SAMPLE_FIELDS, GpuFacts, GpuSample, HostUse
+from stepscope.analyzer.fleet.samples import SAMPLE_FIELDS, VECTOR_METRICS, GpuFacts, GpuSample, HostUse, largest_known
 from stepscope.core.documents.analysis import LayerVerdict
 from stepscope.core.documents.jobs import FleetClass
 from stepscope.core.protocol.counters import GpuCounters
@@ -18,7 +18,6 @@ MAX_RANKS = 64
 MAX_SAMPLES = 1_800
 """Newest samples of a GPU that are looked at: half an hour of them."""
 MIN_SAMPLES = 8
-_VECTOR_PIPES = ("fp64_active_ratio", "fp32_active_ratio", "fp16_active_ratio", "integer_active_ratio")
 _LINKS = ("nvlink_transmit_bytes_per_second", "nvlink_receive_bytes_per_second")
 
 
@@ -79,14 +78,10 @@ def _samples(gpu: GpuCounters) -> list[GpuSample]:
             GpuSample(
                 time_ns,
                 throttle_reasons=None if reasons is None else frozenset(name for name in reasons if reasons[name][row]),
-                vector=_most(values, _VECTOR_PIPES),
-                link_bytes=_most(values, _LINKS),
+                vector=largest_known(values, VECTOR_METRICS),
+                link_bytes=largest_known(values, _LINKS),
                 num_processes=1.0 + (gpu.other_processes or 0),
                 **{field: values.get(metric) for metric, field in SAMPLE_FIELDS.items()},
             )
         )
     return samples
-
-
-def _most(values: Mapping[str, float | None], names: Sequence[str]) -> float | None:
-    return max((value for name in names if (value := values.get(name)) is not None), default=None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -131,6 +131,13 @@ SAMPLE_FIELDS = {
     "memory_used_bytes": "memory_used",
 }
 """Metrics that a GPU has once, and the field of the sample."""
+VECTOR_METRICS = ("fp64_active_ratio", "fp32_active_ratio", "fp16_active_ratio", "integer_active_ratio")
+"""Metrics of which the largest is the sample's `vector`."""
+
+
+def largest_known(values: Mapping[str, float | None], names: Iterable[str]) -> float | None:
+    """The largest of these metrics of a GPU; None without any."""
+    return max((value for name in names if (value := values.get(name)) is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True)
