@@ -43,7 +43,7 @@ GROUP_LABELS: Mapping[GroupBy, tuple[str, ...]] = {
     GroupBy.RACK: ("rack",),
     GroupBy.USER: ("user",),
 }
-"""Labels of a group. `instance` is the agent's address, as Prometheus names targets; a MIG instance has `gpu_instance`."""
+"""Labels of a group. `instance` is the agent's address, as in Prometheus; a MIG instance has `gpu_instance`."""
 
 
 class Statistic(StrEnum):
