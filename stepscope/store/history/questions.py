@@ -69,8 +69,8 @@ class Question:
     Attributes:
         metric: whole Prometheus name.
         by: groups; several make finer ones (GPU and JOB: each GPU with its job); none makes one of all.
-        where: values that labels of a series, its target, job or user must have: {"job_id": "42", "rack": ("r1", "r2")};
-            of several any.
+        where: values that labels of a series, its target, job or user must have: {"rack": ("r1", "r2")};
+            of several values any.
     """
 
     metric: str
