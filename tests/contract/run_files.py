@@ -39,6 +39,7 @@ def run_files() -> dict[str, dict[str, str]]:
             "upload of a node": f"{UPLOADS_FOLDER}/NODE.json",
             "steps": str(RankFile.STEPS.path(3)),
             "counters": str(RankFile.COUNTERS.path(3)),
+            "where the rank runs": str(RankFile.PLACE.path(3)),
             "flight recorder": str(RankFile.FLIGHT_RECORDER.path(3)),
             "flight recorder while a step lasts long": str(RankFile.LIVE_RECORD.path(3)),
             "state while a step lasts long": str(RankFile.LIVE_STATE.path(3)),

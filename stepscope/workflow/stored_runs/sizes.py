@@ -17,6 +17,7 @@ _KIND_OF_FOLDER = {
     layout.VIEWS_FOLDER: "views",
     layout.STEPS_FOLDER: "telemetry",
     layout.METRICS_FOLDER: "telemetry",
+    layout.RANKS_FOLDER: "telemetry",
     layout.TRUTH_FOLDER: "telemetry",
     layout.UPLOADS_FOLDER: "telemetry",
     layout.FLIGHT_FOLDER: "dumps",

@@ -8,6 +8,8 @@ from stepscope.core.documents.run_directory import RankFile, trace_path, view_pa
 from stepscope.core.documents.stored_runs import RunBytes
 from stepscope.workflow.stored_runs.sizes import RunSizes, kind_of_file
 
+_RECORDS = {RankFile.STEPS, RankFile.COUNTERS, RankFile.PLACE}
+
 
 @pytest.mark.parametrize(
     ("path", "kind"),
