@@ -37,6 +37,7 @@ def run_files() -> dict[str, dict[str, str]]:
             "replay of light captures": str(view_path(trace_path(7, 0, is_light=True), "light")),
             "steps": str(RankFile.STEPS.path(3)),
             "counters": str(RankFile.COUNTERS.path(3)),
+            "where the rank runs": str(RankFile.PLACE.path(3)),
             "flight recorder": str(RankFile.FLIGHT_RECORDER.path(3)),
             "flight recorder while a step lasts long": str(RankFile.LIVE_RECORD.path(3)),
             "state while a step lasts long": str(RankFile.LIVE_STATE.path(3)),

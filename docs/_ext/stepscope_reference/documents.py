@@ -19,7 +19,7 @@ from stepscope.core.documents.machine_checks import Doctor, Preflight
 from stepscope.core.documents.memory import MemoryComparison, MemoryReport
 from stepscope.core.documents.nccl import NcclReport
 from stepscope.core.documents.node import Node, StatusReport
-from stepscope.core.documents.run_directory import RunManifest, Step, StepReport
+from stepscope.core.documents.run_directory import RankPlace, RunManifest, Step, StepReport
 from stepscope.core.documents.what_if import WhatIfReport
 from stepscope.core.protocol.captures import CaptureReport
 from stepscope.core.protocol.messages import Message
@@ -59,6 +59,7 @@ _TYPES: Mapping[str, type] = {
     "stepscope.suite/1": SuiteReport,
     "stepscope.trace_info/1": TraceInfo,
     "stepscope.whatif/1": WhatIfReport,
+    "ranks/rank*.json": RankPlace,
     "steps/rank*.jsonl: one line": Step,
     **{f"socket message: {kind.type}": kind for kind in typing.get_args(Message)},
 }
