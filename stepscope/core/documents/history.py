@@ -73,9 +73,9 @@ class HistoryReport:
     """History document.
 
     Attributes:
-        by: gpu, node, job, rack, user; empty: all series together.
+        by: gpu, node, job, rack, user, rank; empty: all series together.
         statistic: over the series of a group: mean | min | max | sum | count.
-        where: labels that were asked for.
+        where: labels that were asked for, and the values of which each has one.
         start_ns, end_ns: asked for, ns since the epoch.
         step_ns: a value is over this long; ns.
         times_ns: end of each step, ns since the epoch.
@@ -87,7 +87,7 @@ class HistoryReport:
     metric: AskedMetric
     by: list[str]
     statistic: str
-    where: dict[str, str]
+    where: dict[str, list[str]]
     start_ns: int
     end_ns: int
     step_ns: int

@@ -84,7 +84,7 @@ def ask_history(history: MetricHistory, request: HistoryRequest) -> HistoryRepor
         AskedMetric(metric.name, metric.kind, unit_of_values(metric.kind, metric.unit, question.statistic)),
         [str(one) for one in question.by],
         question.statistic.value,
-        dict(question.where),
+        {name: [value] if isinstance(value, str) else list(value) for name, value in question.where.items()},
         time.start_ns,
         time.end_ns,
         time.step_ns,
