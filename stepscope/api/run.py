@@ -7,7 +7,7 @@ from functools import cached_property
 from html import escape
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 
@@ -24,11 +24,14 @@ from stepscope.core.documents.analysis import (
     Verdict,
     WhatIf,
 )
-from stepscope.core.documents.run_directory import StepReport, StepRow
+from stepscope.core.documents.run_directory import RankTimeline, StepReport, StepRow
 from stepscope.core.documents.what_if import Fix, WhatIfReport
 from stepscope.core.errors import UsageError
 from stepscope.core.text.numbers import unknown_name
 from stepscope.core.vocabulary import CATEGORY_ORDER, Cause, Notice
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 Paths = str | PathLike[str] | Sequence[str | PathLike[str]]
 _KERNELS_BY = {"name": "kernels", "operator": "by_operator", "module": "by_module", "call": "by_call"}
@@ -91,6 +94,28 @@ class Run:
             if self._capture is None and is_recorded_run(only) and has_current_analysis(only):
                 return load_analysis(only)
         return analyze(self.paths, capture=self._capture, keep=self._keep).analysis
+
+    @cached_property
+    def timelines(self) -> list[RankTimeline]:
+        """What each rank did when, in the profiled steps; empty without a trace."""
+        from stepscope.store.runs import has_current_analysis, is_recorded_run, load_timeline
+        from stepscope.workflow.analyze import analyze
+
+        only = Path(self.paths[0])
+        if len(self.paths) == 1 and self._capture is None and is_recorded_run(only) and has_current_analysis(only):
+            return load_timeline(only)
+        return analyze(self.paths, capture=self._capture, keep=self._keep, with_timelines=True).timelines
+
+    def figure(self, name: str, theme: Literal["light", "dark"] = "light") -> go.Figure:
+        """Plotly figure; their names and what they show are in `stepscope.api.figures`.
+
+        Raises:
+            UsageError: there is no such figure.
+            DataError: the run does not have what it shows.
+        """
+        from stepscope.api.figures import figure
+
+        return figure(self, name, theme)
 
     def to_dict(self) -> dict[str, Any]:
         """The document of `stepscope analyze --json`."""

@@ -151,7 +151,7 @@ def test_without_pandas_the_extra_is_named() -> None:
     assert 'pip install "stepscope[notebook]"' in done.stderr
 
 
-def test_comparison_frame_has_every_difference(run: Run, folder: Path) -> None:
+def test_comparison_frame_has_every_difference(folder: Path) -> None:
     report = stepscope.compare(folder, folder)
     document = _json("compare", str(folder), str(folder))
     assert report.to_dict() == document
