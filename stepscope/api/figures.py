@@ -36,7 +36,7 @@ _PATTERNS = {"solid": "", "hatch": "/", "dots": "."}
 _MAX_POINTS = 4000
 """Of a line; of more steps each bucket keeps its lowest and highest."""
 _MAX_KERNELS = 20
-_TIMELINE_COLUMNS = 1500
+_TIMELINE_COLUMNS, _TIMELINE_CELLS = 1500, 400_000
 _MEMORY = ("memory_allocated_bytes", "memory_reserved_bytes", "memory_peak_bytes", "host_memory_bytes")
 
 
@@ -183,7 +183,8 @@ def _timeline(run: Run, theme: str) -> go.Figure:
         raise DataError("has no profiled step to draw", where=", ".join(run.paths))
     start = min(one.start_ns[0] for one in timelines)
     end = max(one.end_ns for one in timelines)
-    edges = np.linspace(start, end, _TIMELINE_COLUMNS + 1).astype(np.int64)
+    num_columns = min(_TIMELINE_COLUMNS, _TIMELINE_CELLS // len(timelines))
+    edges = np.linspace(start, end, num_columns + 1).astype(np.int64)
     middles_ms = (edges[:-1] + edges[1:] - 2 * start) / 2e6
     codes = np.stack([category_at(one, (edges[:-1] + edges[1:]) // 2) for one in timelines])
     colours, on_cpu = THEMES[theme][0], is_on_cpu(run.analysis.job)
@@ -194,16 +195,17 @@ def _timeline(run: Run, theme: str) -> go.Figure:
         for edge in (place / number, (place + 1) / number)
     ]
     words = np.array([*(category_words(category, on_cpu=on_cpu) for category in CATEGORY_ORDER), ""])
+    is_named = len(timelines) <= _MAX_TICKS  # a word a cell makes the figure of many ranks ten times as large
     heatmap = go.Heatmap(
         x=middles_ms,
         y=[one.rank for one in timelines],
-        z=np.where(codes < 0, np.nan, codes),
+        z=np.where(codes < 0, np.nan, codes).astype(np.float32),
         zmin=-0.5,
         zmax=number - 0.5,
         colorscale=scale,
         showscale=False,
-        customdata=words[codes],
-        hovertemplate="rank %{y}, %{x:.3f} ms: %{customdata}<extra></extra>",
+        customdata=words[codes] if is_named else None,
+        hovertemplate=f"rank %{{y}}, %{{x:.3f}} ms{': %{customdata}' if is_named else ''}<extra></extra>",
     )
     shown = [CATEGORY_ORDER[code] for code in np.unique(codes[codes >= 0]).tolist()]
     legend = [
