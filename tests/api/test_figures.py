@@ -22,7 +22,8 @@ _RECORDED = Path(__file__).parents[1] / "reference_workloads/suite/recorded"
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A recorded run of two H200s with step records."""
-    return stepscope.load(shutil.copytree(_RECORDED / "ddp-straggler", tmp_path_factory.mktemp("runs") / "ddp"))
+    loaded: Run = stepscope.load(shutil.copytree(_RECORDED / "ddp-straggler", tmp_path_factory.mktemp("runs") / "ddp"))
+    return loaded
 
 
 @pytest.mark.parametrize("theme", THEMES)

@@ -17,6 +17,7 @@ import stepscope
 from stepscope.api.run import Run
 from stepscope.cli import root
 from stepscope.core.errors import DataError, UsageError
+from stepscope.trace.columns import DEVICE_CATEGORIES
 from stepscope.trace.reading import read_ranks
 
 _RECORDED = Path(__file__).parents[1] / "reference_workloads/suite/recorded"
@@ -30,7 +31,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(folder: Path) -> Run:
-    return stepscope.load(folder)
+    loaded: Run = stepscope.load(folder)
+    return loaded
 
 
 @pytest.fixture(scope="module")
@@ -106,9 +108,9 @@ def test_launches_have_every_kernel_of_the_traces() -> None:
     paths = sorted((_RECORDED / "ddp-straggler").rglob("rank*.json.gz"))
     frame = stepscope.load(paths).kernels(by="launch")
     traces = [trace for path in paths for trace in read_ranks(path)]
-    assert len(frame) == sum(len(trace.rows_of(3, 4, 5)) for trace in traces)  # type: ignore[arg-type]
+    assert len(frame) == sum(len(trace.rows_of(*DEVICE_CATEGORIES)) for trace in traces)
     for rank, trace in enumerate(traces):
-        rows = trace.rows_of(3, 4, 5)  # type: ignore[arg-type]
+        rows = trace.rows_of(*DEVICE_CATEGORIES)
         own = frame[frame["rank"] == rank]
         assert own["duration_ns"].sum() == int((trace.end_ns[rows] - trace.start_ns[rows]).sum())
         assert set(own["name"]) == {trace.names[name] for name in trace.name[rows].tolist()}
