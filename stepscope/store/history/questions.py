@@ -25,6 +25,9 @@ from stepscope.core.metrics import MetricKind, Unit
 Labels = tuple[tuple[str, str], ...]
 """Sorted pairs of label name and value."""
 
+Where = Mapping[str, str | Sequence[str]]
+"""Values by label; of several any."""
+
 
 class GroupBy(StrEnum):
     """What the values of an answer belong to."""
@@ -34,6 +37,8 @@ class GroupBy(StrEnum):
     JOB = "job"
     RACK = "rack"
     USER = "user"
+    RANK = "rank"
+    """Of a run; only metrics of training processes have it."""
 
 
 GROUP_LABELS: Mapping[GroupBy, tuple[str, ...]] = {
@@ -42,6 +47,7 @@ GROUP_LABELS: Mapping[GroupBy, tuple[str, ...]] = {
     GroupBy.JOB: ("job_kind", "job_id"),
     GroupBy.RACK: ("rack",),
     GroupBy.USER: ("user",),
+    GroupBy.RANK: ("run", "rank"),
 }
 """Labels of a group. `instance` is the agent's address, as in Prometheus; a MIG instance has `gpu_instance`."""
 
@@ -63,13 +69,14 @@ class Question:
     Attributes:
         metric: whole Prometheus name.
         by: groups; several make finer ones (GPU and JOB: each GPU with its job); none makes one of all.
-        where: labels that a series, its target, job or user must have: {"job_id": "42", "rack": "r1"}.
+        where: values that labels of a series, its target, job or user must have: {"rack": ("r1", "r2")};
+            of several values any.
     """
 
     metric: str
     by: tuple[GroupBy, ...] = (GroupBy.GPU,)
     statistic: Statistic = Statistic.MEAN
-    where: Mapping[str, str] = field(default_factory=dict)
+    where: Where = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +192,6 @@ class MetricHistory(Protocol):
         """Values over time. Groups without any value in the range are left out."""
         ...
 
-    def events(self, start_ns: int, end_ns: int, *, where: Mapping[str, str] | None = None) -> Sequence[HistoryEvent]:
+    def events(self, start_ns: int, end_ns: int, *, where: Where | None = None) -> Sequence[HistoryEvent]:
         """Events that overlap a span of time, the oldest first."""
         ...
