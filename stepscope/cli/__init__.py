@@ -35,7 +35,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "preflight": ("machine", "Measure this node's GPUs before a job, and fail unfit ones."),
     "report": ("traces", "Write the report of a run as one HTML file that needs no network."),
     "run": ("training", "Run an unmodified training command and measure its steps."),
-    "runs": ("runs", "List stored runs with their sizes, or delete old ones."),
+    "runs": ("runs", "List stored runs with their sizes, delete old ones, or upload runs."),
     "status": ("nodes", "List what is wrong with the GPUs of machines, from their agents."),
     "steps": ("run_records", "Show the duration of every step of a run, profiled or not."),
     "top": ("nodes", "Show the GPUs of machines as a live table."),

@@ -1,4 +1,4 @@
-"""The verb runs: stored runs with their sizes, and their deletion."""
+"""The verb runs: stored runs with their sizes, their deletion, and their upload."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from stepscope.core.errors import DataError, UsageError, printable
 from stepscope.core.text.numbers import counted, moment, size
 
 if TYPE_CHECKING:
-    from stepscope.core.documents.stored_runs import PruneReport, RunList
+    from stepscope.core.documents.stored_runs import PruneReport, RunList, UploadReport
 
 
 @click.group("runs", cls=CommandGroup)
 def runs_command() -> None:
-    """List stored runs with their sizes, or delete old ones."""
+    """List stored runs with their sizes, delete old ones, or upload runs."""
 
 
 _where = click.argument("where", default="runs", metavar="[DIR|URL]")
@@ -170,6 +170,31 @@ def prune_command(where: str, dry_run: bool, yes: bool, as_json: bool, **rules: 
         raise DataError(
             f"{counted(len(failed), 'run')} could not be deleted", where=where, what_next="check permissions, try again"
         )
+
+
+@runs_command.command("upload", short_help="Upload runs to an object store.")
+@click.argument("path", metavar="DIR")
+@click.argument("url", metavar="URL")
+@click.option("--delete", is_flag=True, help="Delete traces and other large files here once they have arrived.")
+@json_option
+def upload_command(path: str, url: str, delete: bool, as_json: bool) -> None:
+    """Upload a run, or the runs in a folder, below URL: any that fsspec can write, such as s3://bucket/runs.
+
+    It goes on where an earlier upload ended, also one of `profile(out=URL)`; several nodes may upload their parts of a
+    run to the same URL. Exits with status 4 where the store does not answer.
+    """
+    from stepscope.workflow.transfer.upload_runs import upload_runs
+
+    print_report(upload_runs(path, url, keep=not delete), _print_uploads, as_json=as_json)
+
+
+def _print_uploads(report: UploadReport) -> None:
+    console = report_console()
+    for run in report.runs:
+        freed = f"; {size(run.freed_bytes)} deleted here" if run.freed_bytes else ""
+        whole = "uploaded" if run.is_whole else "uploaded so far"
+        text = f"{whole}  {counted(run.num_files, 'file')}, {size(run.bytes)}, in {printable(run.url)}{freed}"
+        print_hanging(console, text)
 
 
 def _ask(plan: PruneReport) -> None:

@@ -48,7 +48,7 @@ from stepscope.core.documents.memory import MemoryComparison, MemoryReport
 from stepscope.core.documents.nccl import NcclReport, nccl_document
 from stepscope.core.documents.node import Node, StatusReport
 from stepscope.core.documents.run_directory import RankFile, RankPlace, RankTimeline, RunManifest, StepReport
-from stepscope.core.documents.stored_runs import PruneReport, RunList
+from stepscope.core.documents.stored_runs import PruneReport, RunList, UploadReport
 from stepscope.core.documents.upload import NodeUpload
 from stepscope.core.documents.what_if import WhatIfReport
 from stepscope.core.errors import UsageError
@@ -145,6 +145,7 @@ def _with_schema() -> Iterator[list[Any]]:
         RunList,
         StepReport,
         TraceInfo,
+        UploadReport,
     ):
         yield _encoded(kind, encode_document)
     yield _encoded(_RunsDocument, encode_document, schema=RUNS_SCHEMA)

@@ -20,7 +20,7 @@ from stepscope.core.documents.memory import MemoryComparison, MemoryReport
 from stepscope.core.documents.nccl import NcclReport
 from stepscope.core.documents.node import Node, StatusReport
 from stepscope.core.documents.run_directory import RankPlace, RunManifest, Step, StepReport
-from stepscope.core.documents.stored_runs import PruneReport, RunList
+from stepscope.core.documents.stored_runs import PruneReport, RunList, UploadReport
 from stepscope.core.documents.upload import NodeUpload
 from stepscope.core.documents.what_if import WhatIfReport
 from stepscope.core.protocol.captures import CaptureReport
@@ -62,6 +62,7 @@ _TYPES: Mapping[str, type] = {
     "stepscope.suite-run/1": SuiteRunResult,
     "stepscope.suite/1": SuiteReport,
     "stepscope.trace_info/1": TraceInfo,
+    "stepscope.upload-report/1": UploadReport,
     "stepscope.upload/1": NodeUpload,
     "stepscope.whatif/1": WhatIfReport,
     "ranks/rank*.json": RankPlace,

@@ -1,4 +1,4 @@
-"""Stored runs with their sizes (`stepscope.run-list/1`), and which of them a prune deletes (`stepscope.prune/1`)."""
+"""Stored runs with their sizes (`stepscope.run-list/1`), which of them a prune deletes, and what an upload did."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from stepscope.core.vocabulary import Notice
 
 RUN_LIST_SCHEMA = "stepscope.run-list/1"
 PRUNE_SCHEMA = "stepscope.prune/1"
+UPLOAD_REPORT_SCHEMA = "stepscope.upload-report/1"
 
 
 class RunState(StrEnum):
@@ -138,3 +139,34 @@ class PruneReport:
     left_bytes: int
     warnings: list[Notice] = field(default_factory=list)
     schema: str = PRUNE_SCHEMA
+
+
+@dataclass(frozen=True, slots=True)
+class UploadedRun:
+    """Upload report: the part of a run that one folder holds.
+
+    Attributes:
+        url: of the run.
+        node: name of its record in uploads/.
+        num_files, bytes: that are in the store.
+        is_whole: all of the folder has arrived; False while a process still writes it.
+        freed_bytes: that were deleted here because they have arrived.
+    """
+
+    run: str
+    url: str
+    node: str
+    num_files: int
+    bytes: int
+    is_whole: bool
+    freed_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class UploadReport:
+    """The document `stepscope.upload-report/1`."""
+
+    where: str
+    runs: list[UploadedRun]
+    warnings: list[Notice] = field(default_factory=list)
+    schema: str = UPLOAD_REPORT_SCHEMA

@@ -26,16 +26,20 @@ class UploadedFile:
     """A file of the node that has arrived whole.
 
     Attributes:
-        bytes: that arrived; of a file that lines are appended to, up to the end of a line.
-        modified_ns: time of the file's last change on the node, ns since the epoch.
-        md5: of these bytes.
+        bytes: of the object.
+        md5: of the object.
         of_store: the store's own stamp of the object (ETag); empty where it gives none.
+        source: its path in the node's folder, where it is another than in the run.
+        source_bytes: of the node's file that are in it: of one that lines are appended to, up to the end of a line.
+        modified_ns: time of that file's last change, ns since the epoch.
     """
 
     bytes: int
-    modified_ns: int
     md5: str
-    of_store: str = ""
+    of_store: str
+    source: str
+    source_bytes: int
+    modified_ns: int
 
 
 @dataclass(slots=True)
@@ -45,20 +49,24 @@ class NodeUpload:
     Attributes:
         run: name of the run.
         node: host name, and a part that tells two folders on one host apart.
-        ranks: whose files the node has.
-        attempts_before: attempts of the run that other folders have uploaded before this one began.
+        target: URL of the run, without a user's name and password.
+        ranks: whose steps the node has.
+        attempts_before: attempts of the run that other folders had uploaded before this one began.
+        bytes_before: of the files that those had uploaded of the same ranks, which this node's lines follow.
         updated_ns: when this was written, ns since the epoch.
         waiting_files, waiting_bytes: not uploaded yet when this was written.
         problem: why files wait; None where nothing failed.
-        claimed: paths that this node began to upload, arrived or not.
+        claimed: paths in the run that this node began to upload, arrived or not.
         files: those that have arrived, by their paths in the run.
     """
 
     run: str
     node: str
+    target: str = ""
     state: UploadState = UploadState.UPLOADING
     ranks: list[int] = field(default_factory=list)
     attempts_before: int = 0
+    bytes_before: dict[str, int] = field(default_factory=dict)
     updated_ns: int = 0
     waiting_files: int = 0
     waiting_bytes: int = 0

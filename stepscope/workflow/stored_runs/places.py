@@ -20,11 +20,16 @@ from stepscope.core.documents import run_directory as layout
 from stepscope.core.documents.upload import UPLOAD_SCHEMA, NodeUpload
 from stepscope.core.errors import DataError, from_os_error
 from stepscope.store.documents import decode_document, decode_manifest
-from stepscope.store.runs import is_run
+from stepscope.store.runs import is_run as is_whole_run
 from stepscope.workflow.inputs.object_stores import store_error, store_errors
 from stepscope.workflow.stored_runs.sizes import PRUNED_MARK, TRACE_FOLDERS, RunSizes
 
 _MAX_UPLOADS_READ = 4096
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder is a run, or what a node without rank 0 wrote of one that it uploads."""
+    return is_whole_run(path) or (path / layout.UPLOADS_FOLDER).is_dir()
 
 
 class FoundRun(NamedTuple):
@@ -100,7 +105,7 @@ class FolderPlace:
         for file, state in _files_in(path):
             sizes.add(file, state.st_size, state.st_mtime_ns)
         refused = "it is a link" if path.is_symlink() else ""
-        return FoundRun(name, str(path), sizes, _manifest(path), _uploads(path), _locked_file(path), refused)
+        return FoundRun(name, str(path), sizes, _manifest(path), _uploads(path), locked_file(path), refused)
 
     def delete(self, run: FoundRun, *, traces_only: bool) -> None:
         """Rename, look again whether the run is written, and delete; a run that is written gets its name back.
@@ -116,7 +121,7 @@ class FolderPlace:
                 part.rename(trash)
             except FileNotFoundError:
                 continue
-            if not traces_only and (locked := _locked_file(trash)) is not None:
+            if not traces_only and (locked := locked_file(trash)) is not None:
                 trash.rename(part)
                 raise OSError(errno.EBUSY, f"a process writes {locked}", run.path)
             _remove(trash)
@@ -176,7 +181,7 @@ _LOCK = struct.Struct("@hhqqi")
 """struct flock of 64-bit Linux: type, whence, start, length, process."""
 
 
-def _locked_file(run: Path) -> str | None:
+def locked_file(run: Path) -> str | None:
     """A file of the run that lines are appended to now, by the lock of the process that does so; None without one.
 
     Asking takes no lock, which a starting process could meet.

@@ -63,8 +63,8 @@ def test_a_store_without_times_has_no_old_runs() -> None:
 )
 def test_an_unfinished_upload_keeps_a_run_for_a_week(state: UploadState, days: float, is_written: bool) -> None:
     uploads = [
-        NodeUpload("r", "node1", UploadState.FINISHED, updated_ns=_NOW_NS),
-        NodeUpload("r", "node2", state, updated_ns=_NOW_NS - int(days * _DAY * 1e9)),
+        NodeUpload("r", "node1", state=UploadState.FINISHED, updated_ns=_NOW_NS),
+        NodeUpload("r", "node2", state=state, updated_ns=_NOW_NS - int(days * _DAY * 1e9)),
     ]
     found, why = state_of(_written(30 * _DAY), _manifest(2), uploads, None, _NOW_NS)
     assert found.is_written is is_written
