@@ -78,9 +78,11 @@ def history_run_command(
     """
     from stepscope.agent.daemon import LogQueue, ends_in_time
     from stepscope.cli.agent import set_by_sigterm
+    from stepscope.core.process import share_one_heap
     from stepscope.workflow.history.recording import recording
 
     plan = _plan(interval, timeout, labels)
+    share_one_heap()  # pages come and go in several threads
     with ExitStack() as stack:
         stack.enter_context(LogQueue())
         stack.enter_context(ends_in_time())

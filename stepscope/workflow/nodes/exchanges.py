@@ -153,7 +153,7 @@ class AgentExchanges:
                     answer = client.too_large(max_bytes)
             except (OSError, UnicodeError, http.client.HTTPException) as error:
                 answer = client.unreachable(error, self._seconds)
-                answer.__cause__ = error
+                answer.__cause__ = error.with_traceback(None)  # whose frames hold what was received
             finally:
                 exchange.abort()
         done(str(client), answer)
