@@ -127,8 +127,9 @@ def main() -> None:
                 code = recorder.wait(60)
                 ending = time.monotonic() - ending
         samples, scrapes = (now[one] - before[one] for one in ("samples_total", "scrapes_total"))
-        print(f"{fleet.count} agents, {fleet.hanging} hang, {fleet.garbage} answer garbage; every {options.interval:g} s "
-              f"for {seconds:.0f} s; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs")  # fmt: skip
+        print(f"{fleet.count} agents, {fleet.hanging} hang, {fleet.garbage} answer garbage; "
+              f"every {options.interval:g} s for {seconds:.0f} s; "
+              f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs")  # fmt: skip
         print(f"recorder: {cpu / seconds:.1%} of one CPU ({1e3 * cpu / scrapes:.2f} ms a scrape), "
               f"{samples / seconds:,.0f} samples a second, {samples / cpu / 1e6:.2f} M a CPU-second; "
               f"simulated agents {of_agents / seconds:.1%}")  # fmt: skip

@@ -114,7 +114,7 @@ class Recorder:
         self._episodes = Episodes(before)
         self._targets: dict[Labels, _Target] = {}
         self._lock = threading.Lock()
-        self._batch = RowBatch()
+        self._batch = RowBatch({})
         self._events: list[HistoryEvent] = []
         self._changes = _Changes()
         self._is_full: HistoryEvent | None = None
@@ -183,11 +183,12 @@ class Recorder:
     def hand_over(self) -> bool:
         """Give all to the sink and flush it; whether it is on the disk."""
         with self._lock:
-            batch, self._batch = self._batch, RowBatch()
+            blocks = self._batch.blocks()
+            self._batch = self._batch.next()
             events, self._events = [*self._events, *self._episodes.take()], []
             changes, self._changes = self._changes, _Changes()
         changes.log()
-        for block in batch.blocks():
+        for block in blocks:
             self._sink.append(block)
         self._sink.append_events(events)
         is_kept = self._sink.flush()
