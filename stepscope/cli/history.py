@@ -243,7 +243,8 @@ def _groups(text: str) -> Any:
 
 
 def _time_range(start: str | None, end: str | None, last: float, step: float | None) -> Any:
-    """The range in whole steps; one that ends now begins and ends at a multiple of the step, so that values stay."""
+    """The range in whole steps. One until now ends with the step that is not over yet, and steps are at its multiples,
+    so that the values of the others stay."""
     from stepscope.store.history.questions import TimeRange
     from stepscope.workflow.history.query import step_of
 
@@ -253,7 +254,7 @@ def _time_range(start: str | None, end: str | None, last: float, step: float | N
         raise UsageError(f"{start or 'the start'} is not before {end or 'now'}", what_next="check --start and --end")
     step_ns = step_of(end_ns - start_ns) if step is None else int(step * 1e9)
     if start is None and end is None:
-        end_ns -= end_ns % step_ns
+        end_ns += -end_ns % step_ns
         start_ns -= start_ns % step_ns
     return TimeRange(start_ns, end_ns, step_ns)
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 
-from stepscope.core.errors import DataError
-from stepscope.store.history.questions import HistoryEvent, MetricHistory
+from stepscope.core.errors import DataError, UsageError
+from stepscope.store.history.questions import GroupBy, HistoryEvent, MetricHistory, Question
+from stepscope.workflow.history.pages import UP
 
 _SERVER = re.compile(r"https?://", re.IGNORECASE)
 _DAY_NS = 86400 * 10**9
 _OPEN_EVENTS_DAYS = 400
 """Age of events without an end that a recorder still looks for."""
+_NEWEST_WITHIN_NS = 7 * _DAY_NS
+"""An earlier recorder that ended before that is another one's history: no gap is noted."""
 
 
 def open_history(location: str, *, token: str = "", ca_file: str = "") -> MetricHistory:
@@ -35,13 +39,30 @@ def open_history(location: str, *, token: str = "", ca_file: str = "") -> Metric
     return history_at(location)
 
 
-def open_events(location: str, now_ns: int) -> Sequence[HistoryEvent]:
-    """Events without an end in the history of a directory or fsspec URL; none where there is no history yet."""
+@dataclass(frozen=True, slots=True)
+class LeftOpen:
+    """What an earlier recorder left in a history.
+
+    Attributes:
+        events: without an end.
+        newest_ns: time of the newest scrape, ns since the epoch; None without one, or where it is not known.
+    """
+
+    events: tuple[HistoryEvent, ...] = ()
+    newest_ns: int | None = None
+
+
+def left_open(location: str, now_ns: int) -> LeftOpen:
+    """What an earlier recorder left in the history of a directory or fsspec URL; nothing where there is none yet."""
     from stepscope.store.history.embedded import history_at
 
     try:
         history = history_at(location)
+        found = history.events(now_ns - _OPEN_EVENTS_DAYS * _DAY_NS, now_ns + _DAY_NS)
     except DataError:
-        return ()
-    begin = now_ns - _OPEN_EVENTS_DAYS * _DAY_NS
-    return [event for event in history.events(begin, now_ns + _DAY_NS) if event.end_ns is None]
+        return LeftOpen()
+    newest_ns = None
+    with suppress(UsageError):  # it has no scrapes
+        times = history.latest(Question(UP, (GroupBy.NODE,)), at_ns=now_ns, within_ns=_NEWEST_WITHIN_NS).times_ns
+        newest_ns = int(times.max()) if len(times) else None
+    return LeftOpen(tuple(event for event in found if event.end_ns is None), newest_ns)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from stepscope.store.history.maintenance import Retention
 from stepscope.store.history.writer import HistoryWriter
-from stepscope.workflow.history.opening import open_events
+from stepscope.workflow.history.opening import left_open
 from stepscope.workflow.history.service import Recording, RecordingPlan
 from stepscope.workflow.nodes.targets import AgentSources
 
@@ -42,4 +42,9 @@ def recording(
         max_bytes=max_bytes,
     )
     with HistoryWriter(location, retention=retention) as writer:
-        yield Recording(writer, agents, plan, before=open_events(location, time.time_ns()))
+        now_ns = time.time_ns()
+        before = left_open(location, now_ns)
+        recorder = Recording(writer, agents, plan, before=before.events)
+        if before.newest_ns is not None and now_ns - before.newest_ns > 2e9 * plan.interval:
+            recorder.note_gap(before.newest_ns, now_ns)
+        yield recorder

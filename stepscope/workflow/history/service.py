@@ -25,11 +25,11 @@ from stepscope.core.errors import StepscopeError, UnreachableError
 from stepscope.core.text.numbers import counted
 from stepscope.store.history.questions import HistoryEvent, HistoryEventKind, Labels
 from stepscope.workflow.history.pages import PageLimits
-from stepscope.workflow.history.recorder import HistorySink, Recorder, RecorderCounts
+from stepscope.workflow.history.recorder import HistorySink, Recorder, RecorderCounts, not_recorded
 from stepscope.workflow.history.scrapes import HEADERS, MAX_PAGE_BYTES, PATH, Scrape, ScrapeTarget, target_of
 from stepscope.workflow.nodes.agent_client import AgentClient
 from stepscope.workflow.nodes.exchanges import AgentExchanges, Body
-from stepscope.workflow.nodes.targets import AgentSources, Target, TargetList
+from stepscope.workflow.nodes.targets import AgentSources, Target, TargetList, check_source
 
 _log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class Recording:
         before: events without an end in the history.
 
     Raises:
-        UsageError: a certificate file cannot be used, or an address is not one.
+        UsageError: a certificate file cannot be used, or an address or a source of targets is not one.
     """
 
     def __init__(
@@ -112,6 +112,8 @@ class Recording:
         *,
         before: Iterable[HistoryEvent] = (),
     ) -> None:
+        for source in agents.sources:
+            check_source(source)
         self._plan = plan or RecordingPlan()
         self._store = store
         self._agents = agents
@@ -129,6 +131,10 @@ class Recording:
         self._last_kept = time.monotonic()
         self._error: StepscopeError | None = None
         self._is_ending = threading.Event()
+
+    def note_gap(self, start_ns: int, end_ns: int) -> None:
+        """Note that no recorder ran for a while; ns since the epoch."""
+        self._recorder.add_event(not_recorded(start_ns, end_ns))
 
     def status(self) -> RecordingStatus:
         """State now."""
