@@ -47,6 +47,8 @@ from stepscope.store.history.questions import (
     SeriesAnswer,
     Statistic,
     TimeRange,
+    Where,
+    is_one_of,
 )
 from stepscope.store.history.resolution import COUNTER_PARTS, GAUGE_PARTS
 from stepscope.store.history.samples import TableRows
@@ -153,16 +155,16 @@ class EmbeddedHistory:
         """See MetricHistory."""
         return self._answer(lambda state: self._latest(state, question, at_ns // _MS, within_ns // _MS))
 
-    def events(self, start_ns: int, end_ns: int, *, where: Mapping[str, str] | None = None) -> Sequence[HistoryEvent]:
+    def events(self, start_ns: int, end_ns: int, *, where: Where | None = None) -> Sequence[HistoryEvent]:
         """See MetricHistory."""
         found = self._answer(lambda state: self._events(state, start_ns, end_ns))
-        wanted = set((where or {}).items())
+        wanted = (where or {}).items()
         return [
             event
             for event in found
             if event.start_ns <= end_ns
             and (event.end_ns is None or event.end_ns >= start_ns)
-            and wanted.issubset(event.labels)
+            and all(is_one_of(dict(event.labels).get(name), values) for name, values in wanted)
         ]
 
     # -- the state of the files
@@ -487,7 +489,8 @@ class _Grouping:
         for number, labels in series.items():
             own = dict(labels)
             others = [name for name in question.where if name not in own]
-            if all(own.get(name, value) == value for name, value in question.where.items()) and (jobs or not others):
+            is_own = all(name not in own or is_one_of(own[name], values) for name, values in question.where.items())
+            if is_own and (jobs or not others):
                 self.ids.append(number)
                 self.labels.append(labels)
         names = {name for by in question.by if by not in _BY_JOB for name in GROUP_LABELS[by]}
@@ -510,8 +513,8 @@ class _Grouping:
 def _with_job(question: Question, labels: Labels, names: set[str], jobs: _Jobs, job: int) -> Labels | None:
     """Group of a series while a job has it; None if it is in no group then."""
     own = dict(labels)
-    for name, value in question.where.items():
-        if name not in own and (job == NONE or jobs.fact(job, name) != value):
+    for name, values in question.where.items():
+        if name not in own and (job == NONE or not is_one_of(jobs.fact(job, name), values)):
             return None
     group = dict(_some(labels, names))
     for by in question.by:

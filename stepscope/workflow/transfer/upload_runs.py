@@ -28,7 +28,7 @@ MOST_TRIES = 5
 _FIRST_AGAIN_SECONDS, LONGEST_AGAIN_SECONDS = 1.0, 60.0
 
 
-class InUseError(DataError):
+class UploadInUseError(DataError):
     """Another process uploads the folder."""
 
 
@@ -37,7 +37,7 @@ def own_folder(folder: Path) -> Iterator[None]:
     """Hold a node's folder, so that one process at a time uploads it.
 
     Raises:
-        InUseError: another one does.
+        UploadInUseError: another one does.
         OSError: the folder cannot be written.
     """
     descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -45,7 +45,7 @@ def own_folder(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise InUseError("is being uploaded by another process", where=str(folder)) from None
+            raise UploadInUseError("is being uploaded by another process", where=str(folder)) from None
         yield
     finally:
         os.close(descriptor)
