@@ -18,7 +18,7 @@ from stepscope.core.text.episodes import health_event_line, verdict_event_line
 from stepscope.store.history.prometheus_api import PrometheusApi
 from stepscope.store.history.prometheus_steps import stepped_values
 from stepscope.store.history.promql import Dialect, series_selector
-from stepscope.store.history.questions import HistoryEvent, HistoryEventKind, Labels, Where
+from stepscope.store.history.questions import HistoryEvent, HistoryEventKind, Labels, Where, is_one_of
 
 SCRAPE_FAILED, NOT_SCRAPED = "scrape_failed", "not_scraped"
 """Codes of gaps: the target did not answer; the server did not ask it, or did not keep what it said."""
@@ -100,7 +100,7 @@ class _EventReader:
             is_missing[len(is_asked) - int(np.argmax(is_asked[::-1])) :] = False  # not a target any more
             target = tuple(pair for pair in labels if pair[0] != "job")
             self._is_silent[_place(labels)] = self._silent(labels, span) | has_failed | is_missing
-            if not _has(labels, self._where):
+            if not all(is_one_of(dict(labels).get(name), values) for name, values in self._where.items()):
                 continue
             for flags, code, text in (
                 (has_failed, SCRAPE_FAILED, "the target did not answer, or not with a page of metrics"),
@@ -176,13 +176,6 @@ class _EventReader:
 def _place(labels: Labels) -> tuple[str, str]:
     names = dict(labels)
     return names.get("cluster", ""), names.get("instance", "")
-
-
-def _has(labels: Labels, where: Where) -> bool:
-    names = dict(labels)
-    return all(
-        names.get(label, "") in ((values,) if isinstance(values, str) else values) for label, values in where.items()
-    )
 
 
 def _held(is_open: Flags, is_silent: Flags) -> Flags:

@@ -231,6 +231,8 @@ def _label(name: str) -> str:
 def _matcher(label: str, values: str | Sequence[str]) -> str:
     if isinstance(values, str):
         return f"{_label(label)}={_string(values)}"
+    if not values:
+        return f'{_label(label)}="",{label}!=""'  # none of no values
     pattern = "|".join(_NOT_LITERAL.sub(r"\\\g<0>", value) for value in values)
     return f"{_label(label)}=~{_string(pattern)}"
 

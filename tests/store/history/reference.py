@@ -8,7 +8,16 @@ from statistics import fmean
 
 from benchmarks.history.servers import RecordedPage, Series
 from stepscope.core.metrics.agent import JOB_FACTS
-from stepscope.store.history.questions import GROUP_LABELS, GroupBy, Labels, Question, Statistic, TimeRange, Where
+from stepscope.store.history.questions import (
+    GROUP_LABELS,
+    GroupBy,
+    Labels,
+    Question,
+    Statistic,
+    TimeRange,
+    Where,
+    is_one_of,
+)
 
 _LOOKBACK_MS = 300_000
 _AGGREGATIONS: Mapping[Statistic, Callable[[Sequence[float]], float]] = {
@@ -121,9 +130,7 @@ def _step_value(question: Question, inside: Sequence[tuple[int, float]]) -> floa
 
 
 def _has(labels: Mapping[str, str], where: Where) -> bool:
-    return all(
-        labels.get(label, "") in ((values,) if isinstance(values, str) else values) for label, values in where.items()
-    )
+    return all(is_one_of(labels.get(label), values) for label, values in where.items())
 
 
 def _group(labels: Mapping[str, str], by: Sequence[GroupBy]) -> Labels | None:
