@@ -58,7 +58,7 @@ def write_export(path: Path, traces: Sequence[TraceColumns], *, process: int = 4
             for device in trace.header.devices[:1]:
                 row = (0, device.index, device.name, "", device.num_sms, device.memory_bytes, *(9, 0))
                 database.execute("INSERT INTO TARGET_INFO_GPU VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
-        database.executemany("INSERT INTO StringIds VALUES (?, ?)", [(id, text) for text, id in texts.items()])
+        database.executemany("INSERT INTO StringIds VALUES (?, ?)", [(number, text) for text, number in texts.items()])
         database.execute("INSERT INTO TARGET_INFO_SESSION_START_TIME VALUES (?, '', '')", (base_ns,))
         database.execute("INSERT INTO TARGET_INFO_SYSTEM_ENV VALUES (0, '', 'Hostname', 0, 'node7')")
         database.commit()
