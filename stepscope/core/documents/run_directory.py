@@ -16,6 +16,7 @@ memory/rank{r}.pickle          CUDA memory snapshot of a rank that ran out of me
 memory/rank{r}-oom.pickle      the same, written by profile(), with the state of the step in rank{r}-oom.json
 memory/step{n}/rank{r}.pickle  snapshot at the end of step n; rank{r}.json has the categories of its blocks
 nccl/                          logs of NCCL, and output of its inspector and RAS
+uploads/{node}.json            what each node has uploaded, of a run that leaves its nodes
 checkpoints/step{n}/           of reference workloads that write them, after n steps
 analysis.json, timeline.json   after `stepscope analyze`
 """
@@ -48,6 +49,7 @@ LIVE_FOLDER = "live"
 """In flight/: state of ranks in a long step; removed when the step ends."""
 MEMORY_FOLDER = "memory"
 NCCL_FOLDER = "nccl"
+UPLOADS_FOLDER = "uploads"
 CHECKPOINT_FOLDER = "checkpoints"
 CHECKPOINT_BYTES = "checkpoint_bytes"
 """Figure of a step: bytes of the checkpoints that a rank wrote in it."""
