@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.core.documents.run_counters import RankCounters
-from stepscope.core.documents.run_directory import RankPlace, RunManifest
+from stepscope.core.documents.run_directory import RankPlace, RankSteps, RunManifest
 from stepscope.core.metrics.agent import TRAINING
 from stepscope.core.metrics.gpu import THROTTLE_REASONS
 from stepscope.core.metrics.readings import GPU, HOST
@@ -33,8 +33,9 @@ from stepscope.store.history.questions import (
 )
 from stepscope.store.rank_places import read_rank_places
 
-_STEP_NS = 15 * 10**9
-"""Of the usual interval of a recorder; a longer run has longer steps."""
+_STEP_NS, _TOTAL_STEP_NS = 15 * 10**9, 60 * 10**9
+"""Of gauges the usual interval of a recorder; of totals some of them, as a rate needs two samples in a step. A long run
+has longer steps."""
 _MAX_STEPS = 4000
 _MAX_NAMED = 512
 """GPUs of one question: more are asked for in several."""
@@ -55,12 +56,9 @@ _HOST_TOTALS: Mapping[str, tuple[str, Mapping[str, str]]] = {
 
 
 def counters_of_history(
-    history: MetricHistory, run_directory: Path, manifest: RunManifest, start_ns: int, end_ns: int
+    history: MetricHistory, run_directory: Path, manifest: RunManifest, steps: Sequence[RankSteps]
 ) -> tuple[list[RankCounters], list[Notice]]:
-    """Counters of the ranks of a run over a span of time, of at most MAX_RANKS_OF_COUNTERS ranks.
-
-    Args:
-        start_ns, end_ns: ns since the epoch.
+    """Counters of the ranks of a run while its steps lasted, of at most MAX_RANKS_OF_COUNTERS ranks.
 
     Returns:
         The ranks whose GPU the history has, and why others have no counters.
@@ -69,6 +67,10 @@ def counters_of_history(
         UsageError, UnreachableError, DataError: as the history's methods.
     """
     places, notices = read_rank_places(run_directory)
+    ends = [end_ns for rank in steps for step in rank.steps for end_ns in (step.start_ns, step.end_ns)]
+    if not ends:
+        return [], notices
+    start_ns, end_ns = min(ends), max(ends)
     reader = _Reader(history, start_ns, end_ns)
     gpus = reader.gpus_of_ranks(manifest, places)
     if not gpus:
@@ -89,14 +91,12 @@ def counters_of_history(
 
 
 class _Reader:
-    """Reads one span of the history, in steps of a recorder's interval; a long span in longer ones."""
+    """Reads one span of the history."""
 
     def __init__(self, history: MetricHistory, start_ns: int, end_ns: int) -> None:
-        step_ns = _STEP_NS * max(1, -(-(end_ns - start_ns) // (_STEP_NS * _MAX_STEPS)))
         self._history = history
-        self._span = TimeRange(start_ns - step_ns, end_ns + step_ns, step_ns)
+        self._gauges, self._totals = (_steps(start_ns, end_ns, step_ns) for step_ns in (_STEP_NS, _TOTAL_STEP_NS))
         self._known = {metric.name for metric in history.metrics()}
-        self._ends_ns = self._span.step_ends()
 
     def gpus_of_ranks(self, manifest: RunManifest, places: Sequence[RankPlace]) -> dict[int, str]:
         """UUID of each rank's GPU, as far as it is known, by rising rank."""
@@ -104,7 +104,7 @@ class _Reader:
         if len(uuids) < manifest.world_size and _TRAINING_INFO in self._known:
             by = (GroupBy.RANK, GroupBy.GPU)
             question = Question(_TRAINING_INFO, by, Statistic.MAX, {"run": manifest.run})
-            for group in self._history.range(question, self._span).groups:
+            for group in self._history.range(question, self._totals).groups:
                 labels = dict(group)
                 if labels.get("rank", "").isdecimal() and labels.get("uuid"):
                     uuids.setdefault(int(labels["rank"]), labels["uuid"])
@@ -113,14 +113,14 @@ class _Reader:
     def gpu_counters(self, uuids: Sequence[str]) -> dict[str, tuple[str, GpuCounters]]:
         """Of each GPU that has samples: address of its agent, and its counters."""
         values: dict[tuple[str, str], dict[str, Samples]] = {}
-        for name in GPU_COUNTERS:
+        for name in (name for name in GPU_COUNTERS if not name.endswith("_total")):
             for key, samples in self._of_gpus(GPU + name, uuids).items():
                 values.setdefault(key, {})[name] = samples
         reasons: dict[tuple[str, str], dict[str, Samples]] = {}
         for _, reason in THROTTLE_REASONS:
             for key, samples in self._of_gpus(GPU + "throttle_reason", uuids, {"reason": reason}).items():
                 reasons.setdefault(key, {})[reason] = samples
-        times_ns = tuple(self._ends_ns.tolist())
+        times_ns = tuple(self._gauges.step_ends().tolist())
         counters = {}
         for (instance, uuid), columns in values.items():
             known = [any(column[step] is not None for column in columns.values()) for step in range(len(times_ns))]
@@ -135,7 +135,7 @@ class _Reader:
         for name, (metric, where) in _HOST_TOTALS.items():
             for key, samples in self._ask(HOST + metric, GroupBy.NODE, {**where, "instance": instances}).items():
                 values.setdefault(dict(key)["instance"], {})[name] = samples
-        times_ns = tuple(self._ends_ns.tolist())
+        times_ns = tuple(self._totals.step_ends().tolist())
         return {instance: HostCounters(times_ns, columns) for instance, columns in values.items()}
 
     def _of_gpus(
@@ -155,10 +155,9 @@ class _Reader:
             return {}
         is_total = metric.endswith("_total")
         statistic = Statistic.SUM if is_total else Statistic.MEAN
-        answer = self._history.range(Question(metric, (by,), statistic, where), self._span)
-        rows = answer.values
-        if is_total:
-            rows = np.stack([totals_of_rates(row, self._span.step_ns / 1e9) for row in rows]) if len(rows) else rows
+        span = self._totals if is_total else self._gauges
+        answer = self._history.range(Question(metric, (by,), statistic, where), span)
+        rows = totals_of_rates(answer.values, span.step_ns / 1e9) if is_total else answer.values
         return {
             group: tuple(None if np.isnan(value) else float(value) for value in row)
             for group, row in zip(answer.groups, rows, strict=True)
@@ -168,16 +167,22 @@ class _Reader:
 _TRAINING_INFO = TRAINING + "info"
 
 
+def _steps(start_ns: int, end_ns: int, step_ns: int) -> TimeRange:
+    """The span in steps that cover all of it, of at least `step_ns`."""
+    step_ns *= max(1, -(-(end_ns - start_ns) // (step_ns * _MAX_STEPS)))
+    return TimeRange(start_ns - step_ns, end_ns + step_ns, step_ns)
+
+
 def totals_of_rates(rates: NDArray[np.float64], step_seconds: float) -> NDArray[np.float64]:
     """A counter that has these rates in steps; where a rate is unknown it falls, as one does that began anew.
 
     Args:
-        rates: per second, NaN where unknown; shape (steps,).
+        rates: per second, NaN where unknown; shape (..., steps).
 
     Returns:
-        Its value at the end of each step; shape (steps,).
+        Its value at the end of each step; shape (..., steps).
     """
-    return np.cumsum(np.where(np.isnan(rates), -1.0, rates * step_seconds))
+    return np.cumsum(np.where(np.isnan(rates), -1.0, rates * step_seconds), axis=-1)
 
 
 def _zero_where(known: Sequence[bool], samples: Samples) -> Samples:
