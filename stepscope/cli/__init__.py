@@ -26,6 +26,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "dashboard": ("training", "Serve the web app of runs and their verdicts."),
     "demo": ("training", "Train, profile and analyze on this machine, and print the verdict."),
     "doctor": ("machine", "Check driver, permissions, limits and settings of this machine."),
+    "export": ("export", "Write a run for Perfetto, or its tables as CSV or Parquet."),
     "goodput": ("goodput", "Show what the GPU-time of a job went to, over all its restarts."),
     "hang": ("run_records", "Find the ranks that hold a job up, from flight recorder dumps."),
     "health": ("health", "List health events of GPUs, acknowledge them, or set GPUs healthy."),

@@ -29,6 +29,11 @@ Where = Mapping[str, str | Sequence[str]]
 """Values by label; of several any."""
 
 
+def is_one_of(value: str | None, wanted: str | Sequence[str]) -> bool:
+    """Whether a label has a wanted value; one that is not there has none."""
+    return value == wanted if isinstance(wanted, str) else value in wanted
+
+
 class GroupBy(StrEnum):
     """What the values of an answer belong to."""
 
