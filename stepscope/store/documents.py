@@ -33,8 +33,8 @@ SHORTEST_STEP_MS, LONGEST_STEP_MS = 1e-6, 1e12
 """A nanosecond, and about 30 years."""
 
 _PERHAPS_TOO_LARGE = (re.compile(rb"\d[eE]\+?\d\d"), re.compile(rb"[:,\[\s]-?\d{40}"))
-"""Hints that a document may hold a figure that is too large; they may match a name, so the figures are then checked. One
-pattern for both takes twice as long."""
+"""Hints that a document may hold a figure that is too large; they may match a name, so the figures are then checked.
+One pattern for both takes twice as long."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
