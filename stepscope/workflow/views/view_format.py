@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 import struct
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cache
 from pathlib import Path
@@ -76,8 +76,7 @@ class ViewHeader:
         version: of stepscope, for people.
         traces: name and stamp of each trace that the body was made from.
         made_ns: when.
-        replaces_trace: the trace was removed afterwards, so that the view stands for it.
-        own_ms, communication_ms: time a step that the rank spent itself, and in communication, for choosing traces.
+        breakdown_ms: time a step by category, for choosing the traces to keep; of the rank that spent most itself.
     """
 
     layout: str
@@ -87,9 +86,7 @@ class ViewHeader:
     options: ViewOptions
     made_ns: int
     body_bytes: int
-    replaces_trace: bool = False
-    own_ms: float | None = None
-    communication_ms: float | None = None
+    breakdown_ms: dict[str, float] = field(default_factory=dict)
     schema: str = VIEW_SCHEMA
 
 
@@ -120,8 +117,7 @@ class ViewFormat(Generic[Body]):
         options: ViewOptions,
         *,
         made_ns: int,
-        own_ms: float | None = None,
-        communication_ms: float | None = None,
+        breakdown_ms: dict[str, float] | None = None,
     ) -> bytes:
         """The file of a body.
 
@@ -142,8 +138,7 @@ class ViewFormat(Generic[Body]):
             options=options,
             made_ns=made_ns,
             body_bytes=len(content),
-            own_ms=own_ms,
-            communication_ms=communication_ms,
+            breakdown_ms=breakdown_ms or {},
         )
         return _joined(header, isal_zlib.compress(content, 1))
 
