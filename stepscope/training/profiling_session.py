@@ -388,8 +388,8 @@ class Profile:
         self._listeners = StepListeners([*made, self._gradients, *observed])
         self._run_delay = make_run_delay()
         self._live_verdict = live_verdict_task(context, self._agent_link.send)
-        tasks = [self._writer, self._manifest, self._counters, self._live_verdict, self._reduction]
-        tasks += [*self._run_delay, *made]
+        own = [self._writer, self._manifest, self._counters, self._live_verdict, self._reduction]
+        tasks = [*own, *self._run_delay, *made]
         self._background_loop = BackgroundLoop(each for each in tasks if isinstance(each, PeriodicTask))
         self._background_loop.start()
         self._shutdown = ShutdownHandler(

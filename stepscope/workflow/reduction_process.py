@@ -38,7 +38,8 @@ def main(arguments: Sequence[str]) -> int:
     ranks = [each for first, last in json.loads(runs) for each in range(first, last + 1)]
     failed = [words for path in paths if (words := _reduce(Path(path), int(rank), ranks, KeepTraces(keep)))]
     with suppress(OSError):  # training has ended
-        print("\n".join(failed), flush=True)
+        sys.stdout.writelines(f"{words}\n" for words in failed)
+        sys.stdout.flush()
     return 1 if failed else 0
 
 
@@ -66,7 +67,7 @@ def _reduce(trace: Path, rank: int, ranks: Sequence[int], keep: KeepTraces) -> s
     except StepscopeError as error:
         return str(error)
     except (OSError, MemoryError) as error:
-        return f"{trace}: {error or type(error).__name__}"
+        return f"{trace}: {type(error).__name__} {error}".rstrip()
     return ""
 
 

@@ -81,7 +81,7 @@ class KeepTraces(StrEnum):
 
 
 def removed_path(capture: str, rank: int) -> PurePath:
-    """Document layout of a run directory: path of the record of a capture's removed traces that rank's process wrote."""
+    """Document layout of a run directory: path of a rank's record of the traces of a capture that were removed."""
     return PurePath(VIEWS_FOLDER, capture, f"rank{rank}{REMOVED_SUFFIX}")
 
 

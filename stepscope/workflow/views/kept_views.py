@@ -23,8 +23,8 @@ from stepscope.core.vocabulary import CATEGORY_ORDER, EXPOSED_COMMUNICATION_CATE
 from stepscope.trace.columns import RankSource
 from stepscope.workflow.fan_out.tasks import FileMap, FileTask, FileViews, check_attempt, merged_ranks
 from stepscope.workflow.inputs.trace_stamps import digest_of, stamp_of
-from stepscope.workflow.views.view_checks import check_view
 from stepscope.workflow.views.removed_traces import RemovedLookup, RemovedTrace
+from stepscope.workflow.views.view_checks import check_view
 from stepscope.workflow.views.view_files import is_on, owners_of, read_file, view_places, write_file
 from stepscope.workflow.views.view_format import (
     UnusableViewError,
@@ -115,12 +115,14 @@ def encoded_views(result: FileViews) -> bytes | None:
     """
     if result.stamp is None or result.error is not None or not result.views:
         return None
+    breakdown_ms = max(map(_breakdown_ms, result.views), key=own_ms)
     return VIEWS.encode(
         KeptViews(result.views, result.tells_rank, result.process, result.span_ns),
         [(_name(result.task.path), result.stamp)],
         _options(result.task, tells_rank=result.tells_rank),
         made_ns=time.time_ns(),
-        breakdown_ms=max(map(_breakdown_ms, result.views), key=own_ms),
+        own_ms=own_ms(breakdown_ms),
+        breakdown_ms=breakdown_ms,
     )
 
 
@@ -156,11 +158,8 @@ def load_removed_views(task: FileTask, removed: RemovedTrace) -> FileViews:
     Raises:
         UnusableViewError: there are none of that trace and this version.
     """
-    if _variant(task):
-        what = "its trace was reduced to its view, of the profiled steps from the first one on alone"
-        raise UnusableViewError(what, where=task.path, what_next="leave --window file out" if task.whole_file else "")
     refused: UnusableViewError | None = None
-    for path in view_places(task.path):
+    for path in view_places(task.path, _variant(task)):
         try:
             content = read_file(path, owners_of(task.path))
             if content is not None:
@@ -168,6 +167,9 @@ def load_removed_views(task: FileTask, removed: RemovedTrace) -> FileViews:
         except UnusableViewError as error:
             refused = refused or error
     what, next_step = "its trace was reduced to a view, which is missing", "copy views/ of the run as well"
+    if _variant(task):
+        what = "its trace was reduced to its view, of the profiled steps from the first one on alone"
+        next_step = "leave --window file out" if task.whole_file else ""
     raise refused or UnusableViewError(what, where=task.path, what_next=next_step)
 
 
@@ -183,7 +185,11 @@ def _of_removed(content: bytes, task: FileTask, removed: RemovedTrace, *, where:
             f"was made by {made_by}, this is {stepscope.__version__}, and its trace was removed",
             where=where,
             what_next="analyze the run with "
-            + ("the installation that trained" if same else f'pip install "stepscope[analyze]=={header.version}"'),
+            + (
+                "the installation that trained"
+                if same
+                else f'that version: pip install "stepscope[analyze]=={header.version}"'
+            ),
         )
     if not _are_options(header, task):
         raise UnusableViewError("was made with other options, and its trace was removed", where=where)

@@ -1,9 +1,9 @@
 """Reduction of a capture to views: each trace's view is made and read back, then traces that need not stay are removed.
 
-Each rank's side process makes the view of its own trace. That of the lowest rank in the run directory then chooses which
-traces stay, by the views' headers, writes the record (`removed_traces`) and removes the others. Ranks whose nodes share
-no disk are chosen among those of their node. A trace whose view is not whole, fresh and readable stays, whatever was
-asked for.
+Each rank's side process makes the view of its own trace. That of the lowest rank in the run directory then chooses
+which traces stay, by the views' headers, writes the record (`removed_traces`) and removes the others. Where nodes share
+no disk each chooses among its own ranks. A trace whose view is not whole, fresh and readable stays, whatever was asked
+for.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from stepscope.workflow.views.view_files import write_file
 _log = logging.getLogger(__name__)
 
 OUTLIERS_AT_MOST = 8
-"""Traces that stay as outliers: as many as one looks at; a stage or a node that differs is shown by some of its ranks."""
+"""Traces that stay as outliers: as many as one looks at; a stage or node that differs is shown by some of its ranks."""
 _LEAST_RATIO = 0.05
 """Of a step, by which a category must differ: as `compare` takes for noise between ranks of one job."""
 _LEAST_SIGMAS = 5.0

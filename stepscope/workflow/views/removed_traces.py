@@ -1,8 +1,8 @@
 """Traces of a run that were removed because their views stand for them: the record of each capture, and who reads it.
 
-`views/step{k}/rank{r}.removed.json` is written before the first trace goes. It has the SHA-256 of each trace, so that no
-view of another trace is taken for it. A trace that is there counts, whatever the record says. One that is gone without a
-record is missing.
+`views/step{k}/rank{r}.removed.json` is written before the first trace goes. It has the SHA-256 of each trace, so that
+no view of another trace is taken for it. A trace that is there counts, whatever the record says. One that is gone
+without a record is missing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,12 @@ _RECORD = re.compile(rf"rank\d+{re.escape(REMOVED_SUFFIX)}")
 
 @dataclass(frozen=True, slots=True)
 class RemovedTrace:
-    """A trace that was removed: its size and the SHA-256 of its content."""
+    """A trace that was removed.
+
+    Attributes:
+        bytes: its size.
+        digest: SHA-256 of its content.
+    """
 
     bytes: int
     digest: str

@@ -76,7 +76,10 @@ class ViewHeader:
         version: of stepscope, for people.
         traces: name and stamp of each trace that the body was made from.
         made_ns: when.
-        breakdown_ms: time a step by category, for choosing the traces to keep; of the rank that spent most itself.
+        replaces_trace: always false; `rank{r}.removed.json` says which traces were removed.
+        own_ms, communication_ms: time a step that the rank spent itself, and in communication and waits.
+        breakdown_ms: time a step by category, for choosing the traces to keep. Of several ranks in a trace these times
+            are those of the one that spent most itself.
     """
 
     layout: str
@@ -86,6 +89,9 @@ class ViewHeader:
     options: ViewOptions
     made_ns: int
     body_bytes: int
+    replaces_trace: bool = False
+    own_ms: float | None = None
+    communication_ms: float | None = None
     breakdown_ms: dict[str, float] = field(default_factory=dict)
     schema: str = VIEW_SCHEMA
 
@@ -117,6 +123,7 @@ class ViewFormat(Generic[Body]):
         options: ViewOptions,
         *,
         made_ns: int,
+        own_ms: float | None = None,
         breakdown_ms: dict[str, float] | None = None,
     ) -> bytes:
         """The file of a body.
@@ -138,6 +145,8 @@ class ViewFormat(Generic[Body]):
             options=options,
             made_ns=made_ns,
             body_bytes=len(content),
+            own_ms=own_ms,
+            communication_ms=None if own_ms is None else sum((breakdown_ms or {}).values()) - own_ms,
             breakdown_ms=breakdown_ms or {},
         )
         return _joined(header, isal_zlib.compress(content, 1))
