@@ -181,15 +181,11 @@ def _of_removed(content: bytes, task: FileTask, removed: RemovedTrace, *, where:
     if header.maker != maker():
         same = header.version == stepscope.__version__
         made_by = f"{'another build of ' if same else ''}stepscope {header.version}"
+        install = "the one that trained" if same else f'pip install "stepscope[analyze]=={header.version}"'
         raise UnusableViewError(
             f"was made by {made_by}, this is {stepscope.__version__}, and its trace was removed",
             where=where,
-            what_next="analyze the run with "
-            + (
-                "the installation that trained"
-                if same
-                else f'that version: pip install "stepscope[analyze]=={header.version}"'
-            ),
+            what_next=f"analyze the run with that installation: {install}",
         )
     if not _are_options(header, task):
         raise UnusableViewError("was made with other options, and its trace was removed", where=where)

@@ -78,18 +78,23 @@ def _view(folder: Path) -> Path:
     return folder / "r" / "views" / "step1" / "rank0.view"
 
 
-def _train(folder: Path, *, num_steps: int = 1000, until: Callable[[], bool] = lambda: False, **options: str) -> None:
+_PATIENCE_SECONDS = 240.0
+"""A process that gives way has little of a machine that is full."""
+
+
+def _train(folder: Path, *, num_steps: int = 10**6, until: Callable[[], bool] = lambda: False, **options: str) -> None:
+    give_up = time.monotonic() + _PATIENCE_SECONDS
     with stepscope.profile("r", folder, stepscope.once(wait=0, warmup=1, active=2), **options) as prof:
         for _ in range(num_steps):
             torch.ones(8, 8) @ torch.ones(8, 8)
             prof.step()
-            if until():
+            if until() or time.monotonic() > give_up:
                 return
             if _trace(folder).parent.exists():
                 time.sleep(0.02)
 
 
-def _wait_until(is_so: Callable[[], bool], seconds: float = 60.0) -> None:
+def _wait_until(is_so: Callable[[], bool], seconds: float = _PATIENCE_SECONDS) -> None:
     deadline = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < deadline
@@ -113,9 +118,8 @@ def test_the_trace_goes_while_training_goes_on(tmp_path: Path, caplog: pytest.Lo
 def test_it_goes_on_by_itself_where_training_ends_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEPSCOPE_REDUCE", "view")
     monkeypatch.setenv("STEPSCOPE_KEEP_TRACES", "none")
-    began = time.monotonic()
     fork(lambda _: _train(tmp_path, num_steps=4)).end()
-    assert time.monotonic() - began < 30.0
+    assert _trace(tmp_path).exists()  # a trace is reduced once it is some seconds old
     _wait_until(lambda: not _trace(tmp_path).exists())
     assert _view(tmp_path).exists()
 
@@ -135,7 +139,7 @@ def _warning_after(command: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest
         for name in ("a", "b"):
             task.trace_written(Path(name), is_requested=False)
             task.run_task()
-            deadline = time.monotonic() + 60.0
+            deadline = time.monotonic() + _PATIENCE_SECONDS
             while task._process is not None:
                 assert time.monotonic() < deadline
                 time.sleep(0.02)

@@ -225,7 +225,7 @@ def test_another_version_s_view_says_which_and_what_to_do(run: Path) -> None:
         analysis_of(run)
     assert str(refused.value) == (
         f"none of 4 files can be used; the first: {view_of(run, 0)}: was made by stepscope 0.0.9, this is"
-        f" {stepscope.__version__}, and its trace was removed; analyze the run with that version:"
+        f" {stepscope.__version__}, and its trace was removed; analyze the run with that installation:"
         ' pip install "stepscope[analyze]==0.0.9"'
     )
 
