@@ -41,6 +41,29 @@ def enters_only_run(function: _Function) -> _Function:
     return call
 
 
+def fetches_records(function: _Function) -> _Function:
+    """Let a command that reads run directories also take URLs of runs: their records are fetched first."""
+
+    @wraps(function)
+    def call(**options: Any) -> None:
+        function(**{name: _fetched(value) if name in _PATHS else value for name, value in options.items()})
+
+    return call
+
+
+_PATHS = ("path", "paths")
+
+
+def _fetched(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_fetched, value))
+    if not isinstance(value, str) or "://" not in value:
+        return value
+    from stepscope.workflow.inputs.remote_runs import local_records
+
+    return local_records(value)
+
+
 def _replaced(value: Any, old: str, new: str) -> Any:
     if isinstance(value, tuple):
         return tuple(new if item == old else item for item in value)

@@ -49,6 +49,7 @@ from stepscope.training.run.counter_log import CounterLog
 from stepscope.training.run.identity import choose_run_name, identify_process
 from stepscope.training.run.live_verdict import LiveVerdictTask, live_verdict_task
 from stepscope.training.run.mesh import mesh_sizes
+from stepscope.training.run.rank_place import RankPlaceFile
 from stepscope.training.run.run_files import remove_leftovers
 from stepscope.training.run.shutdown import ShutdownHandler
 from stepscope.training.settings.observed import ObservedSettings
@@ -388,7 +389,10 @@ class Profile:
         self._listeners = StepListeners([*made, self._gradients, *observed])
         self._run_delay = make_run_delay()
         self._live_verdict = live_verdict_task(context, self._agent_link.send)
-        own = [self._writer, self._manifest, self._counters, self._live_verdict, self._reduction]
+        link = self._agent_link
+        place = RankPlaceFile(self.run_directory, identity, lambda: link.gpu_uuid)
+        place.run_task()
+        own = [self._writer, self._manifest, self._counters, place, self._live_verdict, self._reduction]
         tasks = [*own, *self._run_delay, *made]
         self._background_loop = BackgroundLoop(each for each in tasks if isinstance(each, PeriodicTask))
         self._background_loop.start()

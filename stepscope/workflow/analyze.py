@@ -99,7 +99,8 @@ def analyze(
         paths: files, archives, folders, one run directory, or fsspec URLs.
         whole_file: analyse the whole of each file instead of the profiled steps.
         capture: which one, where the files are several captures of the same processes; None for the latest.
-        keep: whether to save analysis.json and timeline.json if a run directory was given; not of an older capture.
+        keep: whether to save analysis.json and timeline.json if a run directory was given; not of an older capture,
+            and not in a store.
         with_timelines: whether to return the timelines.
         network_bytes_per_second: bandwidth of each GPU's network card in one direction, which sets the expected
             bandwidth of collectives between hosts.
@@ -116,12 +117,13 @@ def analyze(
         if whole_file or capture is not None or len(paths) > 1:
             raise
         analysis = _analyse_untraced(error, recent)
-        return _kept(AnalysisResult(analysis, None), error.run) if keep else AnalysisResult(analysis, None)
+        is_kept = keep and error.url is None
+        return _kept(AnalysisResult(analysis, None), error.run) if is_kept else AnalysisResult(analysis, None)
     records = None if whole_file or job.run_directory is None else _read_records(job.run_directory, recent)
     others = [] if records is None or not records.ranks else _other_captures(job, fan_out)
     analysis, final_views = _analyse(job, records, others, network_bytes_per_second)
     is_latest = capture in (None, job.num_captures)
-    is_kept = keep and job.run_directory is not None and not whole_file and is_latest
+    is_kept = keep and job.run_directory is not None and job.files.url is None and not whole_file and is_latest
     timelines = [timeline_document(view) for view in final_views] if is_kept or with_timelines else []
     result = AnalysisResult(analysis, None, timelines, job.num_captures)
     return _kept(result, job.run_directory) if is_kept and job.run_directory is not None else result

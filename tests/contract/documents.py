@@ -47,7 +47,9 @@ from stepscope.core.documents.machine_checks import DOCTOR_SCHEMA, PREFLIGHT_SCH
 from stepscope.core.documents.memory import MemoryComparison, MemoryReport
 from stepscope.core.documents.nccl import NcclReport, nccl_document
 from stepscope.core.documents.node import Node, StatusReport
-from stepscope.core.documents.run_directory import RankFile, RankTimeline, RunManifest, StepReport
+from stepscope.core.documents.run_directory import RankFile, RankPlace, RankTimeline, RunManifest, StepReport
+from stepscope.core.documents.stored_runs import PruneReport, RunList, UploadReport
+from stepscope.core.documents.upload import NodeUpload
 from stepscope.core.documents.what_if import WhatIfReport
 from stepscope.core.errors import UsageError
 from stepscope.core.protocol.captures import CaptureReport, order_document
@@ -91,6 +93,7 @@ def documents() -> dict[str, dict[str, str]]:
     """Schema, or what the document is where it has none -> path of each value -> what it is."""
     by_name = {
         **{_schema_of(made[0]): made for made in _with_schema()},
+        "ranks/rank*.json": [asdict(place) for place in samples(RankPlace)],
         "steps/rank*.jsonl: one line": list(_step_lines()),
         "GET /sd": [_answer(route, "/sd") for route in _node_routes(samples(Node)[0]) if route.path == "/sd"],
         "POST /api/v1/captures: body": _orders(),
@@ -133,7 +136,18 @@ def _with_schema() -> Iterator[list[Any]]:
     yield _encoded(WhatIfReport, encode_document)
     yield _encoded(Comparison, encode_document)
     yield _encoded(NcclReport, lambda report: encode_document(nccl_document(report)))
-    for kind in (GoodputReport, HangReport, MemoryReport, MemoryComparison, StepReport, TraceInfo):
+    for kind in (
+        GoodputReport,
+        HangReport,
+        MemoryReport,
+        MemoryComparison,
+        NodeUpload,
+        PruneReport,
+        RunList,
+        StepReport,
+        TraceInfo,
+        UploadReport,
+    ):
         yield _encoded(kind, encode_document)
     yield _encoded(_RunsDocument, encode_document, schema=RUNS_SCHEMA)
     yield _encoded(_TileDocument, encode_document, schema=TILE_SCHEMA)

@@ -30,6 +30,7 @@ from stepscope.store.runs import NotAnalysedError, UnknownRunError
 from stepscope.workflow.fan_out.tasks import KilledError
 from stepscope.workflow.inputs.paths import OnlyRunError
 from stepscope.workflow.inputs.trace_files import NoCaptureError, ReducedTraceError
+from stepscope.workflow.transfer.upload_runs import UploadInUseError
 from stepscope.workflow.views.view_format import UnusableViewError
 
 _ERRORS: tuple[type[StepscopeError], ...] = (
@@ -51,6 +52,7 @@ _ERRORS: tuple[type[StepscopeError], ...] = (
     UnknownRunError,
     UnsafePickleError,
     UnusableViewError,
+    UploadInUseError,
 )
 _ENDINGS: Mapping[str, BaseException] = {
     "click's ClickException": click.ClickException("wrong"),

@@ -163,7 +163,7 @@ _PERFORMANCE_STATE = GPU + "performance_state"
 _FIRST_DOUBTFUL = 2**31
 """From here on a raw number may be a sentinel, or a negative one that was read as unsigned."""
 _BOUNDED_METRICS = frozenset(
-    {name for name, metric in BY_NAME.items() if metric.unit is Unit.RATIO} | {_PERFORMANCE_STATE}
+    {name for name, metric in BY_NAME.items() if metric.unit in (Unit.RATIO, Unit.CELSIUS)} | {_PERFORMANCE_STATE}
 )
 """Metrics with a greatest value below that."""
 _METRIC_OF_SHORT_NAME = {name.removeprefix(GPU): name for name in BY_NAME}

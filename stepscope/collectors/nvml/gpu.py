@@ -20,6 +20,9 @@ class PollPart(StrEnum):
     SLOW = "slow"  # limits, links, memory errors, processes
 
 
+_POLLS_UNTIL_ASKED_AGAIN = 6
+"""Slow polls, of ten seconds each: what was not supported is then asked again, as ECC or a service of the driver may be
+on since."""
 NVSWITCH = "switch"
 _LINK_TO_GPU, _LINK_TO_SWITCH = 0, 2
 """nvmlIntNvLinkDeviceType_t."""
@@ -41,6 +44,7 @@ class NvmlGpu:
         self._labels = identity.labels
         self._nvml = nvml
         self._handle = handle
+        self._slow_polls = 0
         self._reset_queries()
         self._gpm = GpmSampler(nvml, handle)
         self._processes = ProcessReader(nvml, handle)
@@ -49,11 +53,15 @@ class NvmlGpu:
 
     def _reset_queries(self) -> None:
         """Query everything again, also what was not supported."""
+        self._ask_again()
+        self._nvlinks = Nvlinks()
+
+    def _ask_again(self) -> None:
+        """The same without NVLinks, which take 0.3 ms a link and counter, and have none in a GPU without."""
         self._fast_queries = queries.QueryTable(queries.FAST_POLL_QUERIES)
         self._fast_fields = queries.FieldBatch(queries.FAST_POLL_FIELDS)
         self._slow_queries = queries.QueryTable(queries.SLOW_POLL_QUERIES)
         self._slow_fields = queries.FieldBatch(queries.SLOW_POLL_FIELDS)
-        self._nvlinks = Nvlinks()
 
     def read(self, part: PollPart, time_ns: int) -> Collection:
         """Read a part once; of a GPU that turns out to be lost, what it still reported and why there is no more."""
@@ -82,6 +90,9 @@ class NvmlGpu:
         self._mig.update()
         if self._mig.is_on != was_split:  # without a reset from Hopper on; with MIG the whole GPU has no utilisation
             self._reset_queries()
+        elif self._slow_polls and self._slow_polls % _POLLS_UNTIL_ASKED_AGAIN == 0:
+            self._ask_again()
+        self._slow_polls += 1
         into.add("info", 1, **dict(self.identity.facts))
         self._slow_queries.read(self._nvml, self._handle, into)
         self._slow_fields.read(self._nvml, self._handle, into)

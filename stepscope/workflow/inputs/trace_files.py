@@ -30,6 +30,7 @@ from stepscope.workflow.inputs.archives import (
 from stepscope.workflow.inputs.captures import Capture, Choice, captures_of, choose
 from stepscope.workflow.inputs.object_stores import store_error, store_errors
 from stepscope.workflow.inputs.paths import OnlyRunError, check_readable, refuse_many_runs
+from stepscope.workflow.inputs.remote_runs import RemoteRun, open_remote_run, refuse_many_remote_runs
 from stepscope.workflow.inputs.trace_stamps import HashingStream, TraceStamp, stamp_of, stamp_of_open
 from stepscope.workflow.views.removed_traces import RemovedLookup, captures_with_records, removed_files
 from stepscope.workflow.views.view_format import UnusableViewError
@@ -50,17 +51,22 @@ class TraceFiles:
         run_directory: the local run directory, where just that was given.
         notices: on files that were left out.
         num_captures: how many captures there are, by the names; the files are of the chosen ones.
+        url: of the run, whose records have been fetched to the run directory; None for a run on this machine.
+        captures: of a run that has a URL.
     """
 
     paths: list[str]
     run_directory: Path | None
     notices: list[Notice]
     num_captures: int = 1
+    url: str | None = None
+    captures: Sequence[Capture] = ()
 
     @property
     def other_captures(self) -> list[list[str]]:
         """Files of each of the run's captures but the chosen one."""
-        captures = [] if self.run_directory is None else _captures_of_run(self.run_directory)
+        of_run = [] if self.run_directory is None or self.url is not None else _captures_of_run(self.run_directory)
+        captures = [*of_run, *self.captures]
         return [capture.files for capture in captures if not set(capture.files) & set(self.paths)]
 
     @property
@@ -85,6 +91,8 @@ def find_trace_files(paths: Iterable[str], *, capture: Choice = None) -> TraceFi
     files: dict[str, str] = {}
     notices: list[Notice] = []
     given = list(paths)
+    if len(given) == 1 and (remote := open_remote_run(given[0], notices)) is not None:
+        return _of_remote_run(remote, capture, notices)
     errors: list[DataError] = []
     for text in given:
         try:
@@ -149,14 +157,19 @@ def _read_hashed(stream: BinaryIO, path: str) -> tuple[list[TraceColumns], Trace
 
 
 class NoCaptureError(DataError):
-    """A run directory has no captured traces."""
+    """A run directory has no captured traces.
 
-    def __init__(self, run: Path) -> None:
+    Attributes:
+        url: of the run, whose records have been fetched to `run`; None for a run on this machine.
+    """
+
+    def __init__(self, run: Path, url: str | None = None) -> None:
         self.run = run
+        self.url = url
         super().__init__(
             "has no captured traces yet",
-            where=str(run),
-            what_next=f"profile some steps; they appear in {run / TRACES_FOLDER}/step<k>/",
+            where=url or str(run),
+            what_next=f"profile some steps; they appear in {url or run}/{TRACES_FOLDER}/step<k>/",
         )
 
 
@@ -249,6 +262,17 @@ def _captures_of_run(run: Path, notices: list[Notice] | None = None) -> list[Cap
         folder = run / TRACES_FOLDER / name
         captures.append(Capture(name, _with_removed(folder, _traces_in(folder), [] if notices is None else notices)))
     return [capture for capture in captures if capture.files]
+
+
+def _of_remote_run(run: RemoteRun, capture: Choice, notices: list[Notice]) -> TraceFiles:
+    """The files of a run below a URL; raises as `find_trace_files`."""
+    names = sorted((name for name in run.traces if _CAPTURE.search(name)), key=_attempt_and_first_step)
+    captures = [Capture(name, sorted(filter(_names_a_trace, run.traces[name]), key=natural_order)) for name in names]
+    captures = [each for each in captures if each.files]
+    if not captures:
+        raise NoCaptureError(run.folder, run.url)
+    chosen = choose(captures, capture, notices)
+    return TraceFiles(chosen, run.folder, notices, len(captures), run.url, captures)
 
 
 def light_captures(run: Path, rank: int) -> list[tuple[tuple[int, int], Path]]:
@@ -375,5 +399,6 @@ def _in_store(url: str, notices: list[Notice]) -> list[str]:
         raise store_error(url, error) from error
     files = [entry for entry in inside if _names_a_trace(entry)]
     if not files:
+        refuse_many_remote_runs(url)
         raise DataError(f"holds no trace ({_NAMES})", where=url, what_next="check the URL")
     return files

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from stepscope.collectors.inputs import DeadlineSocket
 from stepscope.core.errors import DataError, StepscopeError, UnreachableError, UsageError, from_os_error
+from stepscope.core.http_exchange import HTTP_ERRORS, exchange
 from stepscope.store.files import read_text
 from stepscope.workflow.nodes.agent_client import AgentClient, agent_client
 from stepscope.workflow.nodes.kubernetes_targets import kubernetes_targets
@@ -201,24 +201,18 @@ def _get(url: str, seconds: float, shown: str) -> bytes:
         else http.client.HTTPSConnection(client.host, port, timeout=seconds, context=context)
     )
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    headers = {"Accept": "application/json", **client.headers()}
+    deadline = time.monotonic() + seconds
     try:
-        try:
-            connection.connect()
-            with connection.sock as channel:
-                connection.sock = DeadlineSocket(channel, time.monotonic() + seconds)
-                connection.request("GET", path, headers={"Accept": "application/json", **client.headers()})
-                response = connection.getresponse()
-                content = response.read(_MAX_BYTES + 1)
-        finally:
-            connection.close()
-    except (OSError, UnicodeError, http.client.HTTPException) as error:
+        reply = exchange(connection, "GET", path, headers=headers, deadline=deadline, max_bytes=_MAX_BYTES)
+    except HTTP_ERRORS as error:
         what = f"it has not answered within {seconds:g} s" if isinstance(error, TimeoutError) else str(error)
         raise UnreachableError(f"the targets cannot be read ({what})", where=shown) from None
-    if response.status != 200:
-        raise UnreachableError(f"answers with HTTP status {response.status}", where=shown)
-    if len(content) > _MAX_BYTES:
+    if reply.status != 200:
+        raise UnreachableError(f"answers with HTTP status {reply.status}", where=shown)
+    if len(reply.content) > _MAX_BYTES:
         raise DataError(f"answers more than {_MAX_BYTES >> 20} MiB", where=shown)
-    return content
+    return reply.content
 
 
 def _of_node_list(text: str) -> list[Target]:

@@ -126,7 +126,7 @@ static nvmlReturn_t processes(nvmlDevice_t device, const char *kind, unsigned *c
     if (!text) return NVML_ERROR_NOT_SUPPORTED;
     unsigned room = *count;
     *count = (unsigned)atoi(text);
-    if (room < *count) return NVML_ERROR_INSUFFICIENT_SIZE;
+    if (room < *count) return too_small(out);
     for (unsigned i = 0; i < *count; i++) {
         const char *pid = device_text(device, "%s.%u.pid", kind, i);
         const char *memory = device_text(device, "%s.%u.memory", kind, i);
@@ -173,7 +173,7 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, struct process
         number++;
     }
     *count = number;
-    return number > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+    return number > room ? too_small(out) : NVML_SUCCESS;
 }
 
 struct event_set {
