@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,7 +41,7 @@ from stepscope.store.history.parquet import Columns, decode_events, decode_rows,
 from stepscope.store.history.places import Place
 from stepscope.store.history.questions import HistoryEvent
 from stepscope.store.history.resolution import LAST_TIME, coarser
-from stepscope.store.history.samples import TableRows, joined, selected, sorted_rows
+from stepscope.store.history.samples import TableRows, joined, selected, sorted_rows, without_idle
 from stepscope.store.history.segments import SegmentDecoder, crc32
 
 _LOG = logging.getLogger(__name__)
@@ -102,6 +103,21 @@ def recovered_catalog(place: Place) -> Catalog:
     return read_catalog(place)
 
 
+@dataclass(frozen=True, slots=True)
+class _OpenSegment:
+    """Oldest and newest time of the rows in a segment (None: it has none), and its size."""
+
+    first_ms: int | None
+    last_ms: int | None
+    bytes: int
+
+    def is_within(self, hour_ms: int) -> bool:
+        """Whether all its rows are of one hour."""
+        if self.first_ms is None or self.last_ms is None:
+            return True
+        return hour_of(self.first_ms) == hour_of(self.last_ms) == hour_ms
+
+
 class Maintenance:
     """Maintenance of one history, by its one writer.
 
@@ -115,11 +131,37 @@ class Maintenance:
         self._retention = retention
         self._clock = clock
         self._decoder = SegmentDecoder()
-        self._spans: dict[int, tuple[int, int] | None] = {}
+        self._guard = threading.Lock()
+        self._open: dict[int, _OpenSegment] = {}
+        self._compacted: list[int] = []
         self._compacted_since = time.monotonic()
+        self._expired: tuple[int, int] | None = None
+        self._settled: tuple[int, int] | None = None
         self._failing = ""
         self._last_clock_ms = catalog.newest_ms
         self._held_until_ms = 0
+
+    def find_segments(self) -> int:
+        """Find the segments that an earlier writer left; the number of the newest one ever."""
+        for name, size in self._place.sizes(SEGMENTS).items():
+            number = segment_number(name)
+            if number is None:
+                continue
+            if number <= self.catalog.compacted:
+                self._compacted.append(number)
+                continue
+            try:
+                segment = self._decoder.decode(self._place.read(segment_path(number)), segment_path(number))
+                self.wrote(number, segment.tables, size)
+            except DataError:  # set aside when its batch is compacted
+                self.wrote(number, (), size)
+        return max([self.catalog.compacted, *self._open])
+
+    def wrote(self, number: int, tables: Iterable[TableRows], size: int) -> None:
+        """Take note of a segment."""
+        times = [int(edge) for rows in tables for edge in (rows.times_ms.min(), rows.times_ms.max())]
+        with self._guard:
+            self._open[number] = _OpenSegment(min(times, default=None), max(times, default=None), size)
 
     def describe(self, metrics: Mapping[str, MetricEntry]) -> None:
         """Take kinds and units of metrics."""
@@ -172,44 +214,30 @@ class Maintenance:
             files.append(self._write_events(day, [*self._events(old), *some], batch[-1]))
             replaced += old
         self._commit(files=files, replaced=replaced, tables=tables, compacted=batch[-1])
+        with self._guard:
+            for number in batch:
+                del self._open[number]
+        self._compacted += batch
         self._compacted_since = time.monotonic()
         return True
 
     def _due(self, *, is_last: bool) -> list[int]:
         """Numbers of the oldest segments that are to be compacted together."""
-        sizes = {segment_number(name): size for name, size in self._place.sizes(SEGMENTS).items()}
-        numbers = sorted(number for number in sizes if number is not None and number > self.catalog.compacted)
-        self._spans = {number: self._span(number) for number in numbers}
-        if not numbers:
-            return []
+        with self._guard:
+            spans = sorted(self._open.items())
+        newest_ms = next((one.last_ms for _, one in reversed(spans) if one.last_ms is not None), None)
+        is_over = is_last or len(spans) > BATCH_SEGMENTS or sum(one.bytes for _, one in spans) > BATCH_BYTES
+        is_over |= newest_ms is not None and self._clock() // 1_000_000 - newest_ms > HOUR_MS
         batch: list[int] = []
         size = 0
-        newest_ms = next((span[1] for number in reversed(numbers) if (span := self._spans[number])), None)
-        is_over = is_last or len(numbers) > BATCH_SEGMENTS or sum(sizes[number] for number in numbers) > BATCH_BYTES
-        is_over |= newest_ms is not None and self._clock() // 1_000_000 - newest_ms > HOUR_MS
-        for number in numbers:
-            span = self._spans[number]
-            is_of_open_hour = newest_ms is None or (
-                span is not None and hour_of(span[0]) == hour_of(span[1]) == hour_of(newest_ms)
-            )
-            if is_of_open_hour and not is_over:
+        for number, one in spans:
+            if not is_over and (newest_ms is None or one.is_within(hour_of(newest_ms))):
                 break
-            if batch and (size + sizes[number] > BATCH_BYTES or len(batch) >= BATCH_SEGMENTS):
+            if batch and (size + one.bytes > BATCH_BYTES or len(batch) >= BATCH_SEGMENTS):
                 break
             batch.append(number)
-            size += sizes[number]
+            size += one.bytes
         return batch
-
-    def _span(self, number: int) -> tuple[int, int] | None:
-        """Oldest and newest time of the rows in a segment, if there are any."""
-        if number in self._spans:
-            return self._spans[number]
-        try:
-            segment = self._decoder.decode(self._place.read(segment_path(number)), segment_path(number))
-        except DataError:
-            return None  # set aside when its batch is compacted
-        times = [int(edge) for rows in segment.tables for edge in (rows.times_ms.min(), rows.times_ms.max())]
-        return (min(times), max(times)) if times else None
 
     def _mergeable(self, table: str, span: int, num_rows: int) -> list[StoredFile]:
         """Small files of the same hour, of which no lower resolution is made yet."""
@@ -225,9 +253,17 @@ class Maintenance:
     # -- lower resolution
 
     def _lower(self) -> bool:
-        return any(self._lower_to(tier, finer) for finer, tier in pairwise(_TIERS))
+        with self._guard:
+            open_ms = [one.first_ms for one in self._open.values() if one.first_ms is not None]
+        open_hour = hour_of(min(open_ms, default=self.catalog.newest_ms))
+        if self._settled == (self.catalog.change, open_hour):
+            return False
+        if any(self._lower_to(tier, finer, open_hour) for finer, tier in pairwise(_TIERS)):
+            return True
+        self._settled = self.catalog.change, open_hour
+        return False
 
-    def _lower_to(self, tier: str, finer: str) -> bool:
+    def _lower_to(self, tier: str, finer: str, open_hour: int) -> bool:
         """Make one file of lower resolution, of the oldest hour that is over and lacks it."""
         groups: dict[tuple[int, str], list[StoredFile]] = defaultdict(list)
         existing: dict[tuple[int, str], list[StoredFile]] = defaultdict(list)
@@ -236,9 +272,8 @@ class Maintenance:
                 groups[file.span_ms, file.table].append(file)
             elif file.tier == tier:
                 existing[file.span_ms, file.table].append(file)
-        oldest_open = min((span[0] for span in self._spans.values() if span), default=self.catalog.newest_ms)
         for key in sorted(groups):
-            if key[0] >= hour_of(oldest_open):
+            if key[0] >= open_hour:
                 break
             sources, made = groups[key], existing.get(key, [])
             paths = {file.path for file in sources}
@@ -265,7 +300,7 @@ class Maintenance:
         if damaged:  # the rest is done at the next step
             self._commit(dropped=damaged)
             return
-        rows = sorted_rows(joined(parts))
+        rows = parts[0] if len(parts) == 1 else sorted_rows(joined(parts))
         metrics = sorted({metric for file in sources for metric in self.catalog.columns[file.columns]})
         lower = coarser(rows, {name: self._entry(name).kind for name in metrics}, TIER_MS[tier])
         number = self.catalog.change + 1
@@ -283,8 +318,9 @@ class Maintenance:
 
     def _expire(self) -> bool:
         now_ms = self._now_ms()
-        if now_ms is None:
+        if now_ms is None or (now_ms // 60_000, self.catalog.change) == self._expired:
             return False
+        self._expired = now_ms // 60_000, self.catalog.change
         covered = {source for file in self.catalog.files for source in file.sources}
         old = [
             file
@@ -415,10 +451,9 @@ class Maintenance:
 
     def _remove_retired(self) -> None:
         if time.monotonic() - self._compacted_since > GRACE_SECONDS:
-            for name in self._place.sizes(SEGMENTS):
-                number = segment_number(name)
-                if number is not None and number <= self.catalog.compacted:
-                    self._place.remove(segment_path(number))
+            while self._compacted:
+                self._place.remove(segment_path(self._compacted[-1]))
+                del self._compacted[-1]
         now_ms = self._clock() // 1_000_000
         due = [one for one in self.catalog.retired if abs(now_ms - one.since_ms) > 1000 * GRACE_SECONDS]
         for one in due:
@@ -446,7 +481,7 @@ def _by_hour(rows: TableRows) -> list[tuple[int, TableRows]]:
     hours = (rows.times_ms - 1) // HOUR_MS * HOUR_MS
     spans = np.unique(hours)
     if len(spans) == 1:
-        return [(int(spans[0]), rows)]
+        return [(int(spans[0]), without_idle(rows))]
     return [(int(span), selected(rows, hours == span)) for span in spans]
 
 

@@ -105,6 +105,7 @@ def _encoded(table: Any, parquet: ModuleType, pa: ModuleType, *, delta: Sequence
         table,
         sink,
         compression="zstd",
+        compression_level=3,
         row_group_size=ROWS_OF_GROUP,
         use_dictionary=[name for name in table.column_names if name not in delta],
         column_encoding=dict.fromkeys(delta, "DELTA_BINARY_PACKED"),
@@ -164,8 +165,11 @@ def decode_rows(content: memoryview, name: str) -> TableRows:
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"is damaged ({error})", where=name) from error
     ids = np.array([entity_id(one) for one in entities], np.int64)
+    entity = table.column("entity").to_numpy()
+    starts = np.flatnonzero(np.append(True, entity[1:] != entity[:-1]))[: len(entity)]  # sorted: a run an entity
     order = np.argsort(ids)
-    entity = order[np.searchsorted(ids[order], table.column("entity").to_numpy())]
+    run = order[np.searchsorted(ids[order], entity[starts])]
+    entity = np.repeat(run, np.diff(np.append(starts, len(entity))))
     columns = {}
     for column in table.column_names:
         values = table.column(column)

@@ -26,6 +26,8 @@ SCRAPE_FAILED, NOT_SCRAPED = "scrape_failed", "not_scraped"
 _SHORTEST_STEP_MS, _MAX_STEPS = 15_000, 2_000
 _BEFORE_MS = 30 * 86_400_000
 """How long before the span a health event that is open at its start may have begun."""
+_MISSING_SCRAPES = 3
+"""Scrapes that are missing from this many on are a gap; Prometheus may leave out one without more."""
 _MAX_REFINED = 20
 """Distinct beginnings before the span that are looked at more closely."""
 _TARGET = frozenset({"cluster", "instance", "rack"})
@@ -94,17 +96,13 @@ class _EventReader:
         of_targets = {label: values for label, values in self._where.items() if label in _TARGET}
         selector = series_selector("up", {"job": "stepscope", **of_targets})
         for labels, lowest in self._read(f"min_over_time({selector}{self._window(span)})", span).items():
-            has_failed, is_asked = lowest == 0.0, ~np.isnan(lowest)
-            is_missing = ~is_asked
-            is_missing[: int(np.argmax(is_asked))] = False  # not yet a target
-            is_missing[len(is_asked) - int(np.argmax(is_asked[::-1])) :] = False  # not a target any more
-            target = tuple(pair for pair in labels if pair[0] != "job")
-            self._is_silent[_place(labels)] = self._silent(labels, span) | has_failed | is_missing
+            self._is_silent[_place(labels)] = self._silent(labels, span) | ~(lowest > 0.0)
             if not all(is_one_of(dict(labels).get(name), values) for name, values in self._where.items()):
                 continue
+            target = tuple(pair for pair in labels if pair[0] != "job")
             for flags, code, text in (
-                (has_failed, SCRAPE_FAILED, "the target did not answer, or not with a page of metrics"),
-                (is_missing, NOT_SCRAPED, "the server has no scrape of the target"),
+                (lowest == 0.0, SCRAPE_FAILED, "the target did not answer, or not with a page of metrics"),
+                (_is_missing(lowest), NOT_SCRAPED, "the server has no scrape of the target"),
             ):
                 for _, start_ns, end_ns in span.episodes(flags):
                     yield HistoryEvent(HistoryEventKind.GAP, start_ns, end_ns, target, code, text)
@@ -176,6 +174,18 @@ class _EventReader:
 def _place(labels: Labels) -> tuple[str, str]:
     names = dict(labels)
     return names.get("cluster", ""), names.get("instance", "")
+
+
+def _is_missing(lowest: NDArray[np.float64]) -> Flags:
+    """Steps without any scrape, between scrapes that lie much further apart than most; not before or after all."""
+    asked = np.flatnonzero(~np.isnan(lowest))
+    missing = np.zeros(len(lowest), np.bool_)
+    distances = np.diff(asked)
+    if len(distances):
+        usual = float(np.median(distances))
+        for place in np.flatnonzero(distances > _MISSING_SCRAPES * usual).tolist():
+            missing[asked[place] + 1 : asked[place + 1]] = True
+    return missing
 
 
 def _held(is_open: Flags, is_silent: Flags) -> Flags:

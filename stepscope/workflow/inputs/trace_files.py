@@ -39,7 +39,9 @@ _NOT_TRACES = frozenset({"run.json", "analysis.json", "timeline.json", "truth.js
 _CAPTURE = re.compile(r"step(\d+)(?:-attempt(\d+))?$")
 _STEP_RECORDS = re.compile(rf"(?:^|/){STEPS_FOLDER}/rank\d+\.jsonl$")
 _MAX_SHOWN = 4
-_NAMES = "*.json, *.json.gz"
+_EXPORT = ".sqlite"
+"""End of the names of Nsight Systems' exports; one beside traces of torch.profiler shows the same ranks again."""
+_NAMES = f"*.json, *.json.gz, *{_EXPORT}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,8 +376,9 @@ def _note_unfinished(folder: Path, notices: list[Notice]) -> None:
 
 def _traces_in(folder: Path) -> list[str]:
     inside = folder.iterdir() if folder.is_dir() else ()
-    files = (str(path) for path in inside if path.is_file() and _names_a_trace(path.name))
-    return sorted(files, key=natural_order)
+    files = [str(path) for path in inside if path.is_file() and _names_a_trace(path.name)]
+    of_torch = [file for file in files if not file.lower().endswith(_EXPORT)]
+    return sorted(of_torch or files, key=natural_order)
 
 
 def _names_a_trace(name: str) -> bool:
