@@ -8,8 +8,9 @@ where an NVLink ends.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from ctypes import Structure, byref, c_char, c_char_p, c_double, c_int, c_longlong, c_uint, c_ulonglong, c_void_p
+from struct import Struct
 from typing import Any
 
 LIBRARY = "libnvidia-ml.so.1"
@@ -162,6 +163,10 @@ class GpmMetric(Structure):
     )
 
 
+_CODE_AND_VALUE = Struct("@4xId24x")
+"""A `GpmMetric`: a view of each of its members would take most of the time of reading them."""
+
+
 class GpmMetrics(Structure):
     """nvmlGpmMetricsGet_t, whose library reads and writes no more metrics than it is asked for."""
 
@@ -169,6 +174,11 @@ class GpmMetrics(Structure):
         *(("version", c_uint), ("numMetrics", c_uint), ("sample1", Pointer), ("sample2", Pointer)),
         ("metrics", GpmMetric * 477),
     )
+
+    def values(self) -> Iterator[tuple[int, float]]:
+        """Return code and value of each metric that was asked for."""
+        size = ctypes.sizeof(GpmMetric)
+        return _CODE_AND_VALUE.iter_unpack(memoryview(self.metrics).cast("B")[: self.numMetrics * size])
 
 
 _ONE_UINT, _TWO_UINTS, _ONE_LONG = (c_uint,), (c_uint, c_uint), (c_ulonglong,)
