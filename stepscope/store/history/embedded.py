@@ -67,7 +67,7 @@ UP = "up"
 TARGET = "instance"
 JOB_OF_GPU = "stepscope_gpu_job_info"
 FACTS_OF_JOB = "stepscope_job_info"
-_BY_JOB = {GroupBy.JOB, GroupBy.USER}
+_BY_JOB = {GroupBy.JOB, GroupBy.USER, GroupBy.TEAM}
 _JOB = GROUP_LABELS[GroupBy.JOB]
 _GPU = GROUP_LABELS[GroupBy.GPU]
 
@@ -225,14 +225,16 @@ class EmbeddedHistory:
         """Files with rows of a metric in (start, end]."""
         has = [metric in columns for columns in state.catalog.columns]
         near = [file for file in state.catalog.files if start_ms - HOUR_MS < file.span_ms < end_ms]
-        return [
-            file
-            for file in file_choice(near, tiers)
-            if has[file.columns]
-            and file.first_ms - TIER_MS[file.tier] < end_ms
-            and (file.last_ms or 0) > start_ms
-            and self._is_whole(file)
-        ]
+        while True:
+            choice = [
+                file
+                for file in file_choice(near, tiers)
+                if has[file.columns] and file.first_ms - TIER_MS[file.tier] < end_ms and (file.last_ms or 0) > start_ms
+            ]
+            damaged = [file for file in choice if not self._is_whole(file)]
+            if not damaged:
+                return choice
+            near = [file for file in near if file not in damaged]  # another resolution may stand in
 
     def _is_whole(self, file: StoredFile) -> bool:
         """Whether a file is what was written; each is read once to tell. Object stores do so themselves."""

@@ -14,7 +14,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import pairwise
+from itertools import chain, pairwise
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -34,10 +35,9 @@ from stepscope.store.history.catalog import (
     StoredFile,
     encode_catalog,
     metric_entry,
-    read_catalog,
     table_name,
 )
-from stepscope.store.history.parquet import Columns, decode_events, decode_rows, encode_events, encode_rows
+from stepscope.store.history.parquet import Columns, Origin, decode_events, decode_rows, encode_events, encode_rows
 from stepscope.store.history.places import Place
 from stepscope.store.history.questions import HistoryEvent
 from stepscope.store.history.resolution import LAST_TIME, coarser
@@ -45,6 +45,7 @@ from stepscope.store.history.samples import TableRows, joined, selected, sorted_
 from stepscope.store.history.segments import SegmentDecoder, crc32
 
 _LOG = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 GRACE_SECONDS = 120
 """Replaced files stay for so long; a reader that takes longer starts again."""
@@ -96,11 +97,6 @@ def segment_path(number: int) -> str:
 def hour_of(times_ms: int) -> int:
     """Start of the hour (start, start + 1 h] that a time lies in; ms."""
     return (times_ms - 1) // HOUR_MS * HOUR_MS
-
-
-def recovered_catalog(place: Place) -> Catalog:
-    """The catalog of a place that is to be written; what it names and is not there is left out, with a line."""
-    return read_catalog(place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,27 +189,31 @@ class Maintenance:
         for number in batch:
             path = segment_path(number)
             try:
-                segment = self._decoder.decode(self._place.read(path), path)
-            except DataError as error:
-                self._set_aside(path, error)
+                segment = self._decoder.decode(self._place.read(path), self._place.path(path))
+            except (DataError, FileNotFoundError) as error:
+                set_aside(self._place, path, error)
                 continue
             events += segment.events
             for rows in segment.tables:
                 parts[rows.labels].append(rows)
-        files, replaced, tables = [], [], dict(self.catalog.tables)
+        files: list[StoredFile] = []
+        replaced: list[StoredFile] = []
+        damaged: list[StoredFile] = []
+        tables = dict(self.catalog.tables)
         for labels in list(parts):
             table = table_name(labels)
             tables[table] = labels
             for span, rows in _by_hour(joined(parts.pop(labels))):
-                merged = self._mergeable(table, span, len(rows))
-                rows = joined([*(self._rows(file) for file in merged), rows])
-                files.append(self._write_rows(RAW, table, span, sorted_rows(rows), batch[-1]))
+                merged, old = self._readable(self._mergeable(table, span, len(rows)), self._rows, damaged)
+                rows = sorted_rows(joined([*old, rows]))
+                files.append(self._write_rows(RAW, table, span, rows, batch[-1], replaces=merged))
                 replaced += merged
         for day, some in _by_day(events):
-            old = [file for file in self.catalog.files if file.tier == EVENTS and file.span_ms == day]
-            files.append(self._write_events(day, [*self._events(old), *some], batch[-1]))
-            replaced += old
-        self._commit(files=files, replaced=replaced, tables=tables, compacted=batch[-1])
+            of_day = [file for file in self.catalog.files if file.tier == EVENTS and file.span_ms == day]
+            merged, known = self._readable(of_day, self._events, damaged)
+            files.append(self._write_events(day, [*chain.from_iterable(known), *some], batch[-1], merged))
+            replaced += merged
+        self._commit(files=files, replaced=replaced, dropped=damaged, tables=tables, compacted=batch[-1])
         with self._guard:
             for number in batch:
                 del self._open[number]
@@ -290,13 +290,8 @@ class Maintenance:
         self, tier: str, key: tuple[int, str], sources: Sequence[StoredFile], replaced: Sequence[StoredFile]
     ) -> None:
         span, table = key
-        parts, damaged = [], []
-        for file in sources:
-            try:
-                parts.append(self._rows(file))
-            except (DataError, FileNotFoundError) as error:
-                damaged.append(file)
-                self._set_aside(file.path, error)
+        damaged: list[StoredFile] = []
+        _, parts = self._readable(sources, self._rows, damaged)
         if damaged:  # the rest is done at the next step
             self._commit(dropped=damaged)
             return
@@ -304,10 +299,10 @@ class Maintenance:
         metrics = sorted({metric for file in sources for metric in self.catalog.columns[file.columns]})
         lower = coarser(rows, {name: self._entry(name).kind for name in metrics}, TIER_MS[tier])
         number = self.catalog.change + 1
-        file = self._write_rows(tier, table, span, lower, number, metrics, [file.path for file in sources])
         gone = {file.path for file in replaced}
-        stale = [file for file in self.catalog.files if gone.intersection(file.sources)]
-        self._commit(files=[file], replaced=[*replaced, *stale])
+        replaced = [*replaced, *(file for file in self.catalog.files if gone.intersection(file.sources))]
+        file = self._write_rows(tier, table, span, lower, number, metrics, [file.path for file in sources], replaced)
+        self._commit(files=[file], replaced=replaced)
 
     def _is_replaceable(self, file: StoredFile) -> bool:
         """Whether all that was made from a file could be made again."""
@@ -365,8 +360,22 @@ class Maintenance:
             raise DataError("is damaged (its checksum is wrong)", where=self._place.path(file.path))
         return content
 
-    def _events(self, files: Iterable[StoredFile]) -> list[HistoryEvent]:
-        return [event for file in files for event in decode_events(self._content(file), file.path)]
+    def _events(self, file: StoredFile) -> list[HistoryEvent]:
+        return decode_events(self._content(file), file.path)
+
+    def _readable(
+        self, files: Iterable[StoredFile], read: Callable[[StoredFile], _T], damaged: list[StoredFile]
+    ) -> tuple[list[StoredFile], list[_T]]:
+        """Files that can be read, and what is in each; the others are set aside."""
+        whole, contents = [], []
+        for file in files:
+            try:
+                contents.append(read(file))
+                whole.append(file)
+            except (DataError, FileNotFoundError) as error:
+                damaged.append(file)
+                set_aside(self._place, file.path, error)
+        return whole, contents
 
     def _entry(self, metric: str) -> MetricEntry:
         return self.catalog.metrics.get(metric) or metric_entry(metric)
@@ -380,6 +389,7 @@ class Maintenance:
         number: int,
         metrics: Sequence[str] | None = None,
         sources: Sequence[str] = (),
+        replaces: Sequence[StoredFile] = (),
     ) -> StoredFile:
         metrics = sorted(rows.columns) if metrics is None else metrics
         values = dict(rows.columns)
@@ -387,7 +397,8 @@ class Maintenance:
         if LAST_TIME in values:
             times[LAST_TIME] = values.pop(LAST_TIME).astype(np.int64)
         columns = Columns(rows.labels, rows.entities, rows.entity, times, values)
-        content = memoryview(encode_rows(columns, tier=tier, metrics={name: self._entry(name) for name in metrics}))
+        origin = Origin(tier, table, span, tuple(sources), tuple(file.path for file in replaces))
+        content = memoryview(encode_rows(columns, origin=origin, metrics={name: self._entry(name) for name in metrics}))
         path = f"{tier}/{table}/{_stamp(span)}-{number}.parquet"
         self._place.write(path, content)
         return StoredFile(
@@ -412,15 +423,16 @@ class Maintenance:
             self.catalog = msgspec.structs.replace(self.catalog, columns=columns, metrics=known)
         return columns.index(metrics)
 
-    def _write_events(self, day: int, events: Sequence[HistoryEvent], number: int) -> StoredFile:
+    def _write_events(
+        self, day: int, events: Sequence[HistoryEvent], number: int, replaces: Sequence[StoredFile]
+    ) -> StoredFile:
         events = newest_events(events)
-        content = memoryview(encode_events(events))
+        origin = Origin(EVENTS, "", day, (), tuple(file.path for file in replaces))
+        content = memoryview(encode_events(events, origin=origin))
         path = f"{EVENTS}/{_stamp(day)[:10]}-{number}.parquet"
         self._place.write(path, content)
-        starts = [event.start_ns // 1_000_000 for event in events]
-        ends = [event.end_ns for event in events if event.end_ns is not None]
-        last = max(ends) // 1_000_000 + 1 if len(ends) == len(events) else None
-        return StoredFile(path, EVENTS, "", day, min(starts), last, len(events), len(content), crc32(content))
+        first, last = edges_of(events)
+        return StoredFile(path, EVENTS, "", day, first, last, len(events), len(content), crc32(content))
 
     def _commit(
         self,
@@ -450,10 +462,12 @@ class Maintenance:
         self.catalog = new
 
     def _remove_retired(self) -> None:
-        if time.monotonic() - self._compacted_since > GRACE_SECONDS:
-            while self._compacted:
-                self._place.remove(segment_path(self._compacted[-1]))
-                del self._compacted[-1]
+        """Segments first, the newest before the others: while a batch is there, so is what it was merged with."""
+        if time.monotonic() - self._compacted_since < GRACE_SECONDS:
+            return
+        while self._compacted:
+            self._place.remove(segment_path(self._compacted[-1]))
+            del self._compacted[-1]
         now_ms = self._clock() // 1_000_000
         due = [one for one in self.catalog.retired if abs(now_ms - one.since_ms) > 1000 * GRACE_SECONDS]
         for one in due:
@@ -463,12 +477,21 @@ class Maintenance:
             self.catalog = msgspec.structs.replace(self.catalog, retired=kept)
             self._commit()
 
-    def _set_aside(self, path: str, error: Exception) -> None:
-        try:
-            aside = self._place.set_aside(path)
-            _LOG.warning("%s; set aside as %s", error, self._place.path(aside))
-        except FileNotFoundError:
-            _LOG.warning("%s is gone; left out", self._place.path(path))
+
+def set_aside(place: Place, path: str, error: Exception) -> None:
+    """Move a file that cannot be used to `damaged/`, with one line."""
+    try:
+        aside = place.set_aside(path)
+        _LOG.warning("%s; set aside as %s", error, place.path(aside))
+    except FileNotFoundError:
+        _LOG.warning("%s is gone; left out", place.path(path))
+
+
+def edges_of(events: Sequence[HistoryEvent]) -> tuple[int, int | None]:
+    """Time of the first start and the last end of events, ms; None where one has no end."""
+    ends = [event.end_ns for event in events if event.end_ns is not None]
+    last = max(ends) // 1_000_000 + 1 if len(ends) == len(events) else None
+    return min(event.start_ns for event in events) // 1_000_000, last
 
 
 def newest_events(events: Iterable[HistoryEvent]) -> list[HistoryEvent]:
