@@ -82,6 +82,7 @@ from stepscope.workflow.junit import checks_as_junit, gates_as_junit
 from stepscope.workflow.nodes.answers import NodeAnswer
 from stepscope.workflow.nodes.capture import CapturedJob
 from stepscope.workflow.trace_info import TraceInfo
+from stepscope.workflow.views.removed_traces import RemovedTraces
 from stepscope.workflow.views.view_format import ViewHeader
 from tests.contract.samples import ANY_KEY, NUM_VARIANTS, keys_and_kinds, sample, samples
 
@@ -159,6 +160,7 @@ def _with_schema() -> Iterator[list[Any]]:
     yield [{"schema": RANK_STATE_SCHEMA} | asdict(one) for one in samples(RankState)]
     yield [json.loads(encode_timelines(samples(RankTimeline)))]
     yield _encoded(ViewHeader, msgspec.json.encode)
+    yield _encoded(RemovedTraces, msgspec.json.encode)
     yield _manifests()
     configuration = _through_json(configuration_document(load_configuration()))
     yield [configuration | {"keys": {ANY_KEY: one}} for one in configuration["keys"].values()]

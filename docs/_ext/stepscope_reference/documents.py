@@ -31,6 +31,7 @@ from stepscope.reference_workloads.bench.result import Bench
 from stepscope.reference_workloads.suite.report import SuiteReport
 from stepscope.reference_workloads.suite.results import SuiteRunResult
 from stepscope.workflow.trace_info import TraceInfo
+from stepscope.workflow.views.removed_traces import RemovedTraces
 from stepscope_reference.fields import field_texts
 from stepscope_reference.markdown import code, table, text
 from stepscope_reference.snapshots import snapshot
@@ -57,6 +58,7 @@ _TYPES: Mapping[str, type] = {
     "stepscope.preflight/1": Preflight,
     "stepscope.rank-state/1": RankState,
     "stepscope.prune/1": PruneReport,
+    "stepscope.removed-traces/1": RemovedTraces,
     "stepscope.run-list/1": RunList,
     "stepscope.run/1": RunManifest,
     "stepscope.status/1": StatusReport,
