@@ -67,7 +67,7 @@ UP = "up"
 TARGET = "instance"
 JOB_OF_GPU = "stepscope_gpu_job_info"
 FACTS_OF_JOB = "stepscope_job_info"
-_BY_JOB = {GroupBy.JOB, GroupBy.USER}
+_BY_JOB = {GroupBy.JOB, GroupBy.USER, GroupBy.TEAM}
 _JOB = GROUP_LABELS[GroupBy.JOB]
 _GPU = GROUP_LABELS[GroupBy.GPU]
 

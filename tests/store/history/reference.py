@@ -141,7 +141,8 @@ def _has(labels: Mapping[str, str], where: Where) -> bool:
 
 def _group(labels: Mapping[str, str], by: Sequence[GroupBy]) -> Labels | None:
     """Labels of the group; None: the series belongs to no job or user, and so to no group."""
-    if (GroupBy.JOB in by and "job_id" not in labels) or (GroupBy.USER in by and "user" not in labels):
+    of_jobs = [group for group in (GroupBy.JOB, GroupBy.USER, GroupBy.TEAM) if group in by]
+    if any(GROUP_LABELS[group][-1] not in labels for group in of_jobs):
         return None
     names = {name for group in by for name in GROUP_LABELS[group]}
     return tuple(sorted((name, labels[name]) for name in names if name in labels))

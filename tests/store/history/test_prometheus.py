@@ -59,8 +59,8 @@ def recorded_pages(draw: st.DrawFn, cluster: str, begin_ms: int) -> list[Recorde
                     jobs = draw(st.sampled_from(["", "1", "1", "2", "1 2"])).split()
                     for job in jobs:
                         values[job_info(gpu, job, "exclusive" if len(jobs) == 1 else "time_sliced")] = 1.0
-                for job, user in (("1", "ann"), ("2", "bob")):
-                    values["stepscope_job_info", labels(job_kind="slurm", job_id=job, user=user)] = 1.0
+                for job, facts in (("1", {"user": "ann", "team": "vision"}), ("2", {"user": "bob"})):
+                    values["stepscope_job_info", labels(job_kind="slurm", job_id=job, **facts)] = 1.0
                 pages.append(RecordedPage(target, time_ms, values))
             time_ms += draw(st.sampled_from([5_000, 10_000, 10_000, 9_997, 10_001, 10_003, 25_000]))
     return pages
@@ -112,7 +112,7 @@ def test_answers_are_as_defined(
         newest = expected_latest(pages, asked, start_ms + 4 * step_ms, 45_000)
         for name, history in histories.items():
             answer = history.range(asked, time)
-            assert list(answer.groups) == sorted(expected), (name, asked)
+            assert list(answer.groups) == sorted(expected), (name, asked, set(answer.groups) ^ set(expected), time)
             for group, row in zip(answer.groups, answer.values, strict=True):
                 wanted = [expected[group].get(at, np.nan) for at in (answer.times_ns // _NS).tolist()]
                 np.testing.assert_allclose(row, wanted, rtol=1e-6, atol=1e-6, err_msg=f"{name} {asked} {group}")
