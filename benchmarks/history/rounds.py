@@ -3,8 +3,8 @@
     python -m benchmarks.history.rounds [--targets 10] [--rounds 5760] [--interval 15]
 
 The recorder reads the pages of simulated agents, round after round, without a network and without waiting; the store
-writes, compacts and reduces what it gets, by the same clock; only the time for which it leaves replaced files to readers
-is real, and here none. Each tenth target fails each seventh round, and one has a new series in every round.
+writes, compacts and reduces what it gets, by the same clock. Only the time for which it leaves replaced files to
+readers is real, and here none. Each tenth target fails each seventh round, and one has a new series in every round.
 """
 
 from __future__ import annotations
