@@ -43,6 +43,7 @@ from stepscope.core.documents.health import (
     health_document,
     health_list_document,
 )
+from stepscope.core.documents.history import HistoryReport
 from stepscope.core.documents.machine_checks import DOCTOR_SCHEMA, PREFLIGHT_SCHEMA, Doctor, Preflight
 from stepscope.core.documents.memory import MemoryComparison, MemoryReport
 from stepscope.core.documents.nccl import NcclReport, nccl_document
@@ -138,6 +139,7 @@ def _with_schema() -> Iterator[list[Any]]:
     yield _encoded(NcclReport, lambda report: encode_document(nccl_document(report)))
     for kind in (
         GoodputReport,
+        HistoryReport,
         HangReport,
         MemoryReport,
         MemoryComparison,

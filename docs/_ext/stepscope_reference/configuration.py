@@ -24,6 +24,7 @@ _VARIABLES = {
     "STEPSCOPE_RUN": "Default of `profile(run=)`: the run's name.",
     "STEPSCOPE_SIGNALS": "`off`: `profile()` leaves signals alone.",
     "STEPSCOPE_STUCK_AFTER": "Default of `profile(stuck_after=)`: seconds after which a step is stuck, or `off`.",
+    "STEPSCOPE_HISTORY": "Default of `--history` of `stepscope history`: directory or URL.",
     "STEPSCOPE_TARGETS": "Default of `--targets` (`top`, `status`, `capture`, `health`): sources, separated by spaces.",
     "STEPSCOPE_TEAM": "Team of a job, in the agent's job metrics.",
     "STEPSCOPE_TOKEN_FILE": "Default of `--token-file` (`top`, `status`, `capture`, `health`): the agents' token.",

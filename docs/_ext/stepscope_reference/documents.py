@@ -15,6 +15,7 @@ from stepscope.core.documents.comparison import Comparison
 from stepscope.core.documents.goodput import GoodputReport
 from stepscope.core.documents.hang import HangReport, LiveHang, RankState
 from stepscope.core.documents.health import HealthList, NodeHealth
+from stepscope.core.documents.history import HistoryReport
 from stepscope.core.documents.machine_checks import Doctor, Preflight
 from stepscope.core.documents.memory import MemoryComparison, MemoryReport
 from stepscope.core.documents.nccl import NcclReport
@@ -46,6 +47,7 @@ _TYPES: Mapping[str, type] = {
     "stepscope.hang/1": HangReport,
     "stepscope.health-list/1": HealthList,
     "stepscope.health/1": NodeHealth,
+    "stepscope.history/1": HistoryReport,
     "stepscope.live-hang/1": LiveHang,
     "stepscope.live-verdict/1": LiveVerdict,
     "stepscope.memory-comparison/1": MemoryComparison,

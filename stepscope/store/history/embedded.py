@@ -206,23 +206,32 @@ class EmbeddedHistory:
             raise UnreachableError(f"cannot be read ({error})", where=self._place.location) from error
 
     def _open_segments(self, catalog: Catalog) -> dict[int, Segment]:
+        """Segments that are not in files yet. A listing may lack names while others are added and removed, so that each
+        number up to the first one that is not there is tried."""
         try:
-            names = [segment_number(name) for name in self._place.sizes(SEGMENTS)]
+            listed = [segment_number(name) for name in self._place.sizes(SEGMENTS)]
         except OSError as error:
             raise UnreachableError(f"cannot be read ({error})", where=self._place.location) from error
-        numbers = sorted(number for number in names if number is not None and number > catalog.compacted)
-        for number in numbers:
-            if number not in self._segments:
-                try:
-                    content = self._place.read(segment_path(number))
-                    self._segments[number] = self._decoder.decode(content, self._place.path(segment_path(number)))
-                except DataError as error:
-                    _LOG.warning("%s", error)
-                    self._segments[number] = None
-                except OSError:
-                    continue
-        self._segments = {number: self._segments[number] for number in numbers if number in self._segments}
-        return {number: segment for number, segment in self._segments.items() if segment is not None}
+        newest = max((number for number in (*listed, *self._segments) if number is not None), default=0)
+        found: dict[int, Segment | None] = {}
+        number = catalog.compacted
+        is_next = True
+        while (number := number + 1) <= newest or (is_next and isinstance(self._place, LocalPlace)):
+            is_next = False
+            path = segment_path(number)
+            try:
+                if number in self._segments:
+                    found[number] = self._segments[number]
+                else:
+                    found[number] = self._decoder.decode(self._place.read(path), self._place.path(path))
+            except DataError as error:
+                _LOG.warning("%s", error)
+                found[number] = None
+            except OSError:  # removed, or not written yet
+                continue
+            is_next = True
+        self._segments = found
+        return {number: segment for number, segment in found.items() if segment is not None}
 
     def _files(self, state: _State, metric: str, tiers: Sequence[str], start_ms: int, end_ms: int) -> list[StoredFile]:
         """Files with rows of a metric in (start, end]."""
