@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stepscope.cli.options import json_option
+from stepscope.cli.options import fetches_records, json_option
 from stepscope.cli.terminal.answers import print_report
 from stepscope.cli.terminal.console import print_hanging, report_console, report_table
 from stepscope.core.errors import printable
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 @click.command("goodput")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @json_option
+@fetches_records
 def goodput_command(paths: tuple[str, ...], as_json: bool) -> None:
     """Show what the GPU-time of a job went to: productive training, restarts, lost steps, checkpoints.
 

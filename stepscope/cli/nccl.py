@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stepscope.cli.options import enters_only_run, json_option
+from stepscope.cli.options import enters_only_run, fetches_records, json_option
 from stepscope.cli.terminal.answers import print_warnings
 from stepscope.cli.terminal.console import report_console, report_table
 from stepscope.core.documents.nccl import (
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 @click.command("nccl")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @json_option
+@fetches_records
 @enters_only_run
 def nccl_command(paths: tuple[str, ...], as_json: bool) -> None:
     """Explain how a job's GPUs communicate, whether that is the fastest way, and what went wrong.

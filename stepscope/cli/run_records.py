@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stepscope.cli.options import enters_only_run, json_option
+from stepscope.cli.options import enters_only_run, fetches_records, json_option
 from stepscope.cli.terminal.answers import print_document, print_report
 from stepscope.cli.terminal.console import print_hanging, report_console, report_table
 from stepscope.core.documents.hang import HangReport, WaitingGroup, group_words
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 @click.command("hang")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @json_option
+@fetches_records
 @enters_only_run
 def hang_command(paths: tuple[str, ...], as_json: bool) -> None:
     """Find the ranks that hold a job up, from the dumps of torch's flight recorder.
@@ -69,6 +70,7 @@ def _place_of_group(group: WaitingGroup) -> str:
     "--compare", "is_comparison", is_flag=True, help="Compare two PATHs: two times of a process or two ranks."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document; a list of them for several snapshots.")
+@fetches_records
 @enters_only_run
 def memory_command(paths: tuple[str, ...], is_comparison: bool, as_json: bool) -> None:
     """Explain what held the GPU's memory at its peak, what grows, and why it ran out.
@@ -186,6 +188,7 @@ def _compared(compared: Compared) -> tuple[str, str, str]:
 @click.argument("path", metavar="RUN")
 @click.option("--last", type=click.IntRange(min=1), metavar="N", default=20, help="Show the last N steps.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, with all steps.")
+@fetches_records
 @enters_only_run
 def steps_command(path: str, last: int, as_json: bool) -> None:
     """Show how long the steps of a run took, and which ranks the others waited for.

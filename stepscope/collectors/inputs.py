@@ -1,15 +1,9 @@
-"""Inputs that may be anything: files, malformed content, and sockets with one deadline for a whole exchange.
-
-A socket's timeout holds for each call: a server that sends one byte now and then is never timed out.
-"""
+"""Inputs that may be anything: files and malformed content."""
 
 from __future__ import annotations
 
-import io
-import socket
 import struct
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,48 +55,3 @@ def _is_of_pickle(error: Exception) -> bool:
 def looked_up(host: str) -> Any:
     """A host for a collector's or server's socket: text makes Python load its international names, 0.3 MB."""
     return host.encode() if host.isascii() else host
-
-
-class DeadlineSocket:
-    """Socket of a collector's HTTP client. Its calls raise TimeoutError once the deadline is over."""
-
-    def __init__(self, channel: socket.socket, deadline: float) -> None:
-        """`channel` is connected, its owner closes it; `deadline` is in monotonic seconds."""
-        self._channel = channel
-        self._deadline = deadline
-
-    def _before_deadline(self) -> socket.socket:
-        left = self._deadline - time.monotonic()
-        if left <= 0.0:
-            raise TimeoutError("no answer in time")
-        self._channel.settimeout(left)
-        return self._channel
-
-    def sendall(self, data: bytes) -> None:
-        self._before_deadline().sendall(data)
-
-    def recv(self, size: int) -> bytes:
-        return self._before_deadline().recv(size)
-
-    def recv_into(self, buffer: memoryview) -> int:
-        return self._before_deadline().recv_into(buffer)
-
-    def makefile(self, _mode: str) -> io.BufferedReader:
-        return io.BufferedReader(_Incoming(self))
-
-    def close(self) -> None:
-        """http.client closes before it reads the answer; its owner does, afterwards."""
-
-
-class _Incoming(io.RawIOBase):
-    """What comes through a socket, as http.client reads it."""
-
-    def __init__(self, channel: DeadlineSocket) -> None:
-        super().__init__()
-        self._channel = channel
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        return self._channel.recv_into(memoryview(buffer))

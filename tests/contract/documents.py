@@ -43,11 +43,14 @@ from stepscope.core.documents.health import (
     health_document,
     health_list_document,
 )
+from stepscope.core.documents.history import HistoryReport
 from stepscope.core.documents.machine_checks import DOCTOR_SCHEMA, PREFLIGHT_SCHEMA, Doctor, Preflight
 from stepscope.core.documents.memory import MemoryComparison, MemoryReport
 from stepscope.core.documents.nccl import NcclReport, nccl_document
 from stepscope.core.documents.node import Node, StatusReport
-from stepscope.core.documents.run_directory import RankFile, RankTimeline, RunManifest, StepReport
+from stepscope.core.documents.run_directory import RankFile, RankPlace, RankTimeline, RunManifest, StepReport
+from stepscope.core.documents.stored_runs import PruneReport, RunList, UploadReport
+from stepscope.core.documents.upload import NodeUpload
 from stepscope.core.documents.what_if import WhatIfReport
 from stepscope.core.errors import UsageError
 from stepscope.core.protocol.captures import CaptureReport, order_document
@@ -79,6 +82,7 @@ from stepscope.workflow.junit import checks_as_junit, gates_as_junit
 from stepscope.workflow.nodes.answers import NodeAnswer
 from stepscope.workflow.nodes.capture import CapturedJob
 from stepscope.workflow.trace_info import TraceInfo
+from stepscope.workflow.views.removed_traces import RemovedTraces
 from stepscope.workflow.views.view_format import ViewHeader
 from tests.contract.samples import ANY_KEY, NUM_VARIANTS, keys_and_kinds, sample, samples
 
@@ -90,6 +94,7 @@ def documents() -> dict[str, dict[str, str]]:
     """Schema, or what the document is where it has none -> path of each value -> what it is."""
     by_name = {
         **{_schema_of(made[0]): made for made in _with_schema()},
+        "ranks/rank*.json": [asdict(place) for place in samples(RankPlace)],
         "steps/rank*.jsonl: one line": list(_step_lines()),
         "GET /sd": [_answer(route, "/sd") for route in _node_routes(samples(Node)[0]) if route.path == "/sd"],
         "POST /api/v1/captures: body": _orders(),
@@ -132,7 +137,19 @@ def _with_schema() -> Iterator[list[Any]]:
     yield _encoded(WhatIfReport, encode_document)
     yield _encoded(Comparison, encode_document)
     yield _encoded(NcclReport, lambda report: encode_document(nccl_document(report)))
-    for kind in (GoodputReport, HangReport, MemoryReport, MemoryComparison, StepReport, TraceInfo):
+    for kind in (
+        GoodputReport,
+        HistoryReport,
+        HangReport,
+        MemoryReport,
+        MemoryComparison,
+        NodeUpload,
+        PruneReport,
+        RunList,
+        StepReport,
+        TraceInfo,
+        UploadReport,
+    ):
         yield _encoded(kind, encode_document)
     yield _encoded(_RunsDocument, encode_document, schema=RUNS_SCHEMA)
     yield _encoded(_TileDocument, encode_document, schema=TILE_SCHEMA)
@@ -143,6 +160,7 @@ def _with_schema() -> Iterator[list[Any]]:
     yield [{"schema": RANK_STATE_SCHEMA} | asdict(one) for one in samples(RankState)]
     yield [json.loads(encode_timelines(samples(RankTimeline)))]
     yield _encoded(ViewHeader, msgspec.json.encode)
+    yield _encoded(RemovedTraces, msgspec.json.encode)
     yield _manifests()
     configuration = _through_json(configuration_document(load_configuration()))
     yield [configuration | {"keys": {ANY_KEY: one}} for one in configuration["keys"].values()]

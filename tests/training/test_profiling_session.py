@@ -110,7 +110,7 @@ def test_the_manifest_says_who_and_how_it_ended(finished_run: Path) -> None:
 
 def test_no_temporary_file_is_left(finished_run: Path) -> None:
     names = sorted(str(path.relative_to(finished_run)) for path in finished_run.rglob("*") if path.is_file())
-    assert names == ["run.json", "steps/rank0.jsonl", "traces/step3/rank0.json.gz"]
+    assert names == ["ranks/rank0.json", "run.json", "steps/rank0.jsonl", "traces/step3/rank0.json.gz"]
 
 
 def test_a_run_that_ends_inside_the_capture_keeps_its_whole_steps(tmp_path: Path) -> None:
@@ -558,7 +558,7 @@ def test_other_ranks_write_steps_but_no_manifest(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("WORLD_SIZE", "8")
     with stepscope.profile("r", tmp_path, once(wait=1, active=1), ranks=[0]) as prof:
         _train(prof, 5)
-    assert sorted(path.name for path in (tmp_path / "r").rglob("*") if path.is_file()) == ["rank5.jsonl"]
+    assert sorted(path.name for path in (tmp_path / "r").rglob("*") if path.is_file()) == ["rank5.json", "rank5.jsonl"]
 
 
 def test_importing_stepscope_and_making_a_profile_loads_no_torch() -> None:

@@ -15,6 +15,7 @@ from stepscope_reference.documents import documents
 from stepscope_reference.errors import exit_codes
 from stepscope_reference.faults import faults
 from stepscope_reference.files import http_paths, run_files
+from stepscope_reference.frames import figures, frames
 from stepscope_reference.health import health
 from stepscope_reference.metrics import metrics
 from stepscope_reference.vocabulary import causes, gate_metrics, values
@@ -29,6 +30,8 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "documents": documents,
     "exit codes": exit_codes,
     "faults": faults,
+    "figures": figures,
+    "frames": frames,
     "gate metrics": gate_metrics,
     "health": health,
     "HTTP paths": http_paths,

@@ -15,11 +15,14 @@ from stepscope.core.documents.comparison import Comparison
 from stepscope.core.documents.goodput import GoodputReport
 from stepscope.core.documents.hang import HangReport, LiveHang, RankState
 from stepscope.core.documents.health import HealthList, NodeHealth
+from stepscope.core.documents.history import HistoryReport
 from stepscope.core.documents.machine_checks import Doctor, Preflight
 from stepscope.core.documents.memory import MemoryComparison, MemoryReport
 from stepscope.core.documents.nccl import NcclReport
 from stepscope.core.documents.node import Node, StatusReport
-from stepscope.core.documents.run_directory import RunManifest, Step, StepReport
+from stepscope.core.documents.run_directory import RankPlace, RunManifest, Step, StepReport
+from stepscope.core.documents.stored_runs import PruneReport, RunList, UploadReport
+from stepscope.core.documents.upload import NodeUpload
 from stepscope.core.documents.what_if import WhatIfReport
 from stepscope.core.protocol.captures import CaptureReport
 from stepscope.core.protocol.messages import Message
@@ -28,6 +31,7 @@ from stepscope.reference_workloads.bench.result import Bench
 from stepscope.reference_workloads.suite.report import SuiteReport
 from stepscope.reference_workloads.suite.results import SuiteRunResult
 from stepscope.workflow.trace_info import TraceInfo
+from stepscope.workflow.views.removed_traces import RemovedTraces
 from stepscope_reference.fields import field_texts
 from stepscope_reference.markdown import code, table, text
 from stepscope_reference.snapshots import snapshot
@@ -43,6 +47,7 @@ _TYPES: Mapping[str, type] = {
     "stepscope.hang/1": HangReport,
     "stepscope.health-list/1": HealthList,
     "stepscope.health/1": NodeHealth,
+    "stepscope.history/1": HistoryReport,
     "stepscope.live-hang/1": LiveHang,
     "stepscope.live-verdict/1": LiveVerdict,
     "stepscope.memory-comparison/1": MemoryComparison,
@@ -52,13 +57,19 @@ _TYPES: Mapping[str, type] = {
     "stepscope.node/1": Node,
     "stepscope.preflight/1": Preflight,
     "stepscope.rank-state/1": RankState,
+    "stepscope.prune/1": PruneReport,
+    "stepscope.removed-traces/1": RemovedTraces,
+    "stepscope.run-list/1": RunList,
     "stepscope.run/1": RunManifest,
     "stepscope.status/1": StatusReport,
     "stepscope.steps/1": StepReport,
     "stepscope.suite-run/1": SuiteRunResult,
     "stepscope.suite/1": SuiteReport,
     "stepscope.trace_info/1": TraceInfo,
+    "stepscope.upload-report/1": UploadReport,
+    "stepscope.upload/1": NodeUpload,
     "stepscope.whatif/1": WhatIfReport,
+    "ranks/rank*.json": RankPlace,
     "steps/rank*.jsonl: one line": Step,
     **{f"socket message: {kind.type}": kind for kind in typing.get_args(Message)},
 }

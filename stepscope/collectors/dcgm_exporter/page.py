@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from stepscope.collectors.inputs import DeadlineSocket
 from stepscope.collectors.readings_builder import NoValue
+from stepscope.core.deadline_socket import DeadlineSocket
 from stepscope.core.errors import UsageError
 from stepscope.core.metrics.readings import MissingReason
 

@@ -16,7 +16,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from stepscope.collectors.inputs import DeadlineSocket, looked_up, malformed_as_data_error
+from stepscope.collectors.inputs import looked_up, malformed_as_data_error
+from stepscope.core.deadline_socket import DeadlineSocket
 from stepscope.core.documents.nccl_rank_status import (
     HangFlags,
     RasCommunicator,

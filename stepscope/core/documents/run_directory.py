@@ -4,9 +4,11 @@ run.json                       the manifest: host, mesh, versions, environment, 
 traces/step{k}/rank{r}.json.gz one folder per capture, k = first captured step; step{k}-attempt{n} in the job's second
                                and later attempts
 views/step{k}/rank{r}.view     the per-rank half of an analysis of that trace; rank0.light.view: the replay of the
-                               light captures of all ranks
+                               light captures of all ranks; rank{r}.removed.json: traces of the capture that were
+                               removed because their views stand for them, by the process of that rank
 steps/rank{r}.jsonl            one line per step, appended whole; created empty at the start
 metrics/rank{r}.jsonl          counters of the rank's own GPUs and host, one line per message of the node's agent
+ranks/rank{r}.json             where the rank runs: host, GPU, process, the scheduler's job
 truth/rank{r}.jsonl            only with simulated compute: one line per step by the process's own clock
 flight/rank{r}                 flight recorder of a rank that failed, or whose step did not end
 flight/rank{r}.stuck.json      state of that rank; rank{r}.stacks.txt has the stacks of its threads
@@ -15,6 +17,7 @@ memory/rank{r}.pickle          CUDA memory snapshot of a rank that ran out of me
 memory/rank{r}-oom.pickle      the same, written by profile(), with the state of the step in rank{r}-oom.json
 memory/step{n}/rank{r}.pickle  snapshot at the end of step n; rank{r}.json has the categories of its blocks
 nccl/                          logs of NCCL, and output of its inspector and RAS
+uploads/{node}.json            what each node has uploaded, of a run that leaves its nodes
 checkpoints/step{n}/           of reference workloads that write them, after n steps
 analysis.json, timeline.json   after `stepscope analyze`
 """
@@ -38,14 +41,17 @@ TRACES_FOLDER = "traces"
 LIGHT_FOLDER = "light"
 """Light captures, of the GPU's activities and runtime calls alone: folders and files as in traces/."""
 VIEWS_FOLDER = "views"
+REMOVED_SUFFIX = ".removed.json"
 STEPS_FOLDER = "steps"
 METRICS_FOLDER = "metrics"
+RANKS_FOLDER = "ranks"
 TRUTH_FOLDER = "truth"
 FLIGHT_FOLDER = "flight"
 LIVE_FOLDER = "live"
 """In flight/: state of ranks in a long step; removed when the step ends."""
 MEMORY_FOLDER = "memory"
 NCCL_FOLDER = "nccl"
+UPLOADS_FOLDER = "uploads"
 CHECKPOINT_FOLDER = "checkpoints"
 CHECKPOINT_BYTES = "checkpoint_bytes"
 """Figure of a step: bytes of the checkpoints that a rank wrote in it."""
@@ -70,11 +76,25 @@ def view_path(trace: PurePath, variant: str = "") -> PurePath:
     return PurePath(VIEWS_FOLDER, trace.parent.name, f"{name}.{variant}.view" if variant else f"{name}.view")
 
 
+class KeepTraces(StrEnum):
+    """Which traces of a capture stay once views stand for them."""
+
+    OUTLIERS = "outliers"
+    ALL = "all"
+    NONE = "none"
+
+
+def removed_path(capture: str, rank: int) -> PurePath:
+    """Document layout of a run directory: path of a rank's record of the traces of a capture that were removed."""
+    return PurePath(VIEWS_FOLDER, capture, f"rank{rank}{REMOVED_SUFFIX}")
+
+
 class RankFile(StrEnum):
     """Layout of a run directory: a file of each rank, as a pattern of its path."""
 
     STEPS = f"{STEPS_FOLDER}/rank{{rank}}.jsonl"
     COUNTERS = f"{METRICS_FOLDER}/rank{{rank}}.jsonl"
+    PLACE = f"{RANKS_FOLDER}/rank{{rank}}.json"
     FLIGHT_RECORDER = f"{FLIGHT_FOLDER}/rank{{rank}}"  # NCCL appends the rank to a prefix, hence no suffix
     STUCK_REPORT = f"{FLIGHT_FOLDER}/rank{{rank}}.stuck.json"
     STACKS = f"{FLIGHT_FOLDER}/rank{{rank}}.stacks.txt"
@@ -135,6 +155,26 @@ class RunManifest:
     settings: TrainingSettings | None = None
     """the latest: read at the start, before each capture and at the end"""
     schema: str = RUN_SCHEMA
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlace:
+    """The document ranks/rank{r}.json: where a rank of the latest attempt runs.
+
+    Attributes:
+        start_ns: start of profiling in this process, ns since the epoch.
+        gpu_uuid: GPU-... or MIG-...; None without a GPU, or before torch has begun to use it.
+        job_kind, job_id: the scheduler's or launcher's own; None where it set no variable.
+    """
+
+    rank: int
+    local_rank: int
+    host: str
+    pid: int
+    start_ns: int
+    gpu_uuid: str | None = None
+    job_kind: str | None = None
+    job_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

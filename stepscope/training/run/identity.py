@@ -184,7 +184,7 @@ _JOB_VARIABLES = {
     "OAR_JOB_ID": "oar",
     "PMIX_NAMESPACE": "mpi",
 }
-"""Variable that a scheduler or MPI sets to the job's own number on all ranks -> what the run's name begins with."""
+"""Variable that a scheduler or MPI sets to the job's own number on all ranks -> kind of the job."""
 
 _STORE_PATIENCE = timedelta(seconds=10)  # ranks enter profile() together; rank 0 has only to write a few bytes
 _MAX_NAME_BYTES = 200  # a file's name may have 255, and ours add some to a temporary one
@@ -216,15 +216,22 @@ def choose_run_name(run: str | None, identity: Identity) -> str:
     given = run if run is not None else os.environ.get("STEPSCOPE_RUN") or None
     if given is not None:
         return check_run_name(given)
-    for variable, prefix in _JOB_VARIABLES.items():
-        if os.environ.get(variable):
-            return _as_name(f"{prefix}-{os.environ[variable]}{_slurm_step()}")
+    job = scheduled_job()
+    if job is not None:
+        return _as_name(f"{job[0]}-{job[1]}{_slurm_step()}")
     if os.environ.get("TORCHELASTIC_RUN_ID", "none") != "none":
         return _as_name(f"run-{os.environ['TORCHELASTIC_RUN_ID']}")
     own = f"{time.strftime('run-%Y%m%d-%H%M%S')}-{os.getpid()}"
     if identity.world_size == 1:
         return own
     return _name_of_rank_zero(own, identity) or _name_by_launcher()
+
+
+def scheduled_job() -> tuple[str, str] | None:
+    """In the training process, the run's identity: kind and number of its job; None where no variable says them."""
+    return next(
+        ((kind, os.environ[variable]) for variable, kind in _JOB_VARIABLES.items() if os.environ.get(variable)), None
+    )
 
 
 def _slurm_step() -> str:

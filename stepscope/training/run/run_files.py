@@ -37,6 +37,7 @@ _FOLDERS_OF_RANKS = (
     f"{layout.FLIGHT_FOLDER}/{layout.LIVE_FOLDER}",
     layout.MEMORY_FOLDER,
     f"{layout.MEMORY_FOLDER}/step*",
+    layout.RANKS_FOLDER,
 )
 _LEFTOVER = re.compile(r"\..+?\.(\d+)(?:\.plain|\.probe)?\.part")
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 import base64
 import http.client
 import json
-import os
 import socket
 import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from stepscope.collectors.inputs import DeadlineSocket
 from stepscope.core.errors import UnreachableError, UsageError
+from stepscope.core.http_exchange import HTTP_ERRORS, exchange, failure_text, tls_context
 
 DEFAULT_URL = "http://127.0.0.1:9455"
 _DEFAULT_PORT = 9455
@@ -77,23 +75,21 @@ class AgentClient:
         """
         body = None if document is None else json.dumps(document).encode()
         headers = self.headers() if body is None else {**self.headers(), "Content-Type": "application/json"}
-        deadline = time.monotonic() + _TIMEOUT_SECONDS
         try:
-            connection = self._connection()
-            try:
-                connection.connect()
-                with connection.sock as channel:
-                    connection.sock = DeadlineSocket(channel, deadline)
-                    connection.request(method, path, body, headers)
-                    response = connection.getresponse()
-                    content = response.read(MAX_BYTES + 1)
-            finally:
-                connection.close()
-        except (OSError, UnicodeError, http.client.HTTPException) as error:
+            reply = exchange(
+                self._connection(),
+                method,
+                path,
+                headers=headers,
+                body=body,
+                deadline=time.monotonic() + _TIMEOUT_SECONDS,
+                max_bytes=MAX_BYTES,
+            )
+        except HTTP_ERRORS as error:
             raise self.unreachable(error, _TIMEOUT_SECONDS) from None
-        if len(content) > MAX_BYTES:
+        if len(reply.content) > MAX_BYTES:
             raise self.too_large()
-        return _reply(response.status, content)
+        return _reply(reply.status, reply.content)
 
     def headers(self) -> dict[str, str]:
         """Headers that say who asks."""
@@ -110,7 +106,7 @@ class AgentClient:
         Raises:
             UsageError: a file cannot be used.
         """
-        return _context(self.ca_file, self.cert_file, self.key_file) if self.is_https else None
+        return tls_context(self.ca_file, self.cert_file, self.key_file) if self.is_https else None
 
     def _connection(self) -> http.client.HTTPConnection:
         context = self.context()
@@ -118,9 +114,9 @@ class AgentClient:
             return http.client.HTTPConnection(self.host, self.port, timeout=_TIMEOUT_SECONDS)
         return _NamedConnection(self, context)
 
-    def too_large(self) -> UnreachableError:
-        """The error of an answer over `MAX_BYTES`."""
-        return UnreachableError(f"answers more than {MAX_BYTES >> 20} MiB: is that an agent?", where=str(self))
+    def too_large(self, max_bytes: int = MAX_BYTES) -> UnreachableError:
+        """The error of an answer with more bytes."""
+        return UnreachableError(f"answers more than {max_bytes >> 20} MiB: is that an agent?", where=str(self))
 
     def unreachable(self, error: Exception, seconds: float) -> UnreachableError:
         """The error of an agent that has not answered within a time, or whose answer is not HTTP."""
@@ -128,23 +124,15 @@ class AgentClient:
         if isinstance(error, TimeoutError):
             what = f"the agent has not answered within {seconds:g} s"
         elif isinstance(error, ssl.SSLCertVerificationError):
-            what, next_step = (
-                f"its certificate is not trusted ({error.verify_message})",
-                "name the CA's file: --ca-file",
-            )
-        elif isinstance(error, socket.gaierror):
-            what = f"no such host ({error.strerror})"
+            what, next_step = failure_text(error), "name the CA's file: --ca-file"
         elif isinstance(error, http.client.RemoteDisconnected):
-            what = "it closed the connection without an answer: is that an agent?"
-        elif isinstance(error, http.client.IncompleteRead):
-            what = "its answer ends too early"
+            what = f"{failure_text(error)}: is that an agent?"
         elif isinstance(error, http.client.BadStatusLine):
-            what = f"its answer is not HTTP: is that an agent? ({str(error).strip()[:40]})"
+            what = failure_text(error).replace(" (", ": is that an agent? (", 1)
+        elif isinstance(error, http.client.IncompleteRead | socket.gaierror):
+            what = failure_text(error)
         else:
-            number = None if isinstance(error, ssl.SSLError) else getattr(error, "errno", None)
-            known = os.strerror(number) if number else getattr(error, "strerror", None)  # asyncio words it otherwise
-            reason = known or str(error) or type(error).__name__
-            what = f"the agent cannot be reached ({reason})"
+            what = f"the agent cannot be reached ({failure_text(error)})"
         return UnreachableError(what, where=str(self), what_next=next_step)
 
 
@@ -158,22 +146,6 @@ class _NamedConnection(http.client.HTTPConnection):
     def connect(self) -> None:
         super().connect()
         self.sock = self._context.wrap_socket(self.sock, server_hostname=self._name)
-
-
-@lru_cache(maxsize=8)
-def _context(ca_file: str, cert_file: str, key_file: str) -> ssl.SSLContext:
-    """Reading the system's certificates takes 20 ms: 1,250 agents share them."""
-    try:
-        context = ssl.create_default_context(cafile=ca_file or None)
-    except OSError as error:
-        raise UsageError(f"cannot be read as certificates ({error.strerror or error})", where=ca_file) from None
-    if cert_file:
-        try:
-            context.load_cert_chain(cert_file, key_file or None, password="")
-        except (OSError, ValueError) as error:
-            what = f"cannot be read as a certificate with its key ({getattr(error, 'strerror', None) or error})"
-            raise UsageError(what, where=cert_file, what_next="name the key's file: --key-file") from None
-    return context
 
 
 def agent_client(

@@ -18,14 +18,14 @@ import re
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from stepscope.collectors.inputs import DeadlineSocket
 from stepscope.core.errors import DataError, StepscopeError, UnreachableError, UsageError, from_os_error
+from stepscope.core.http_exchange import HTTP_ERRORS, exchange
 from stepscope.store.files import read_text
 from stepscope.workflow.nodes.agent_client import AgentClient, agent_client
 from stepscope.workflow.nodes.kubernetes_targets import kubernetes_targets
@@ -69,6 +69,39 @@ class Target:
         has_scheme = "://" in self.address or SCHEME not in labels
         client = agent_client(self.address if has_scheme else f"{labels[SCHEME]}://{self.address}", **options)
         return replace(client, labels=self.labels, server_name=labels.get(SERVER_NAME, ""))
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSources:
+    """Where the agents of a command are, and how it shows them who it is.
+
+    Attributes:
+        urls: addresses of agents.
+        sources: target sources, see `targets_of`.
+        credentials: `token`, `ca_file`, `cert_file`, `key_file` of `agent_client`, for all agents.
+    """
+
+    urls: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+    credentials: Mapping[str, str] = field(default_factory=dict)
+
+    def named(self) -> list[AgentClient]:
+        """Clients of the agents whose addresses are given.
+
+        Raises:
+            UsageError: one is not an address.
+        """
+        return [agent_client(url, **self.credentials) for url in self.urls]
+
+    def client_of(self, target: Target) -> AgentClient:
+        """The client of an agent that a source names; raises as `Target.client`."""
+        return target.client(**self.credentials)
+
+    def clients(self) -> list[AgentClient]:
+        """Clients of all agents, each once, as the sources are now; raises as `named` and `targets_of`."""
+        found = targets_of_all(self.sources) if self.sources else ()
+        clients = [*self.named(), *map(self.client_of, found)]
+        return list({str(client): client for client in clients}.values())
 
 
 _KINDS = ("slurm", "nodes", "k8s")
@@ -201,24 +234,18 @@ def _get(url: str, seconds: float, shown: str) -> bytes:
         else http.client.HTTPSConnection(client.host, port, timeout=seconds, context=context)
     )
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    headers = {"Accept": "application/json", **client.headers()}
+    deadline = time.monotonic() + seconds
     try:
-        try:
-            connection.connect()
-            with connection.sock as channel:
-                connection.sock = DeadlineSocket(channel, time.monotonic() + seconds)
-                connection.request("GET", path, headers={"Accept": "application/json", **client.headers()})
-                response = connection.getresponse()
-                content = response.read(_MAX_BYTES + 1)
-        finally:
-            connection.close()
-    except (OSError, UnicodeError, http.client.HTTPException) as error:
+        reply = exchange(connection, "GET", path, headers=headers, deadline=deadline, max_bytes=_MAX_BYTES)
+    except HTTP_ERRORS as error:
         what = f"it has not answered within {seconds:g} s" if isinstance(error, TimeoutError) else str(error)
         raise UnreachableError(f"the targets cannot be read ({what})", where=shown) from None
-    if response.status != 200:
-        raise UnreachableError(f"answers with HTTP status {response.status}", where=shown)
-    if len(content) > _MAX_BYTES:
+    if reply.status != 200:
+        raise UnreachableError(f"answers with HTTP status {reply.status}", where=shown)
+    if len(reply.content) > _MAX_BYTES:
         raise DataError(f"answers more than {_MAX_BYTES >> 20} MiB", where=shown)
-    return content
+    return reply.content
 
 
 def _of_node_list(text: str) -> list[Target]:

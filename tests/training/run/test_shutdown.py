@@ -376,4 +376,4 @@ def test_workers_of_a_forking_loader_write_nothing_and_hold_nothing_up(tmp_path:
     assert [line["index"] for line in _lines(tmp_path / "r")] == list(range(16))
     assert _ended(tmp_path / "r") == "finished"
     files = sorted(str(path.relative_to(tmp_path / "r")) for path in (tmp_path / "r").rglob("*") if path.is_file())
-    assert files == ["run.json", "steps/rank0.jsonl", "traces/step3/rank0.json.gz"]
+    assert files == ["ranks/rank0.json", "run.json", "steps/rank0.jsonl", "traces/step3/rank0.json.gz"]

@@ -18,8 +18,8 @@ import h2.connection
 import h2.events
 import h2.exceptions
 
-from stepscope.collectors.inputs import DeadlineSocket
 from stepscope.collectors.jobs.kubernetes import pod_resources
+from stepscope.core.deadline_socket import DeadlineSocket
 from stepscope.core.metrics.readings import GPU, Collection, Missing, MissingReason
 
 _ANSWER_SECONDS = 5.0

@@ -1,0 +1,32 @@
+"""Python API: runs, comparisons, dumps and metric history as pandas frames and plotly figures.
+
+import stepscope
+run = stepscope.load("runs/gpt-7b")
+run.verdict.summary
+run.breakdown(by="rank")
+"""
+
+from __future__ import annotations
+
+try:
+    import pandas as pd  # noqa: F401
+except ModuleNotFoundError:
+    raise ImportError('the Python API needs pandas: pip install "stepscope[notebook]"') from None
+
+from stepscope.api.reports import Report, compare, goodput, hang, health, memory, nccl, runs, status, trace_info
+from stepscope.api.run import Run, load
+
+__all__ = [
+    "Report",
+    "Run",
+    "compare",
+    "goodput",
+    "hang",
+    "health",
+    "load",
+    "memory",
+    "nccl",
+    "runs",
+    "status",
+    "trace_info",
+]

@@ -1,0 +1,1 @@
+"""Metric history: what agents measured over weeks, in Parquet files of our own or in a Prometheus server."""

@@ -1,0 +1,519 @@
+"""Maintenance of the embedded metric history: compaction into hourly files, lower resolution, retention.
+
+Each piece writes new files, then the catalog that names them, then nothing: what they replace is removed after
+GRACE_SECONDS, when no reader can be in the middle of it. A kill at any moment leaves files that no catalog names.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import chain, pairwise
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+
+from stepscope.core.errors import DataError
+from stepscope.store.history.catalog import (
+    CATALOG,
+    DAY_MS,
+    EVENTS,
+    HOUR_MS,
+    RAW,
+    SEGMENTS,
+    TIER_MS,
+    Catalog,
+    MetricEntry,
+    Retired,
+    StoredFile,
+    encode_catalog,
+    metric_entry,
+    table_name,
+)
+from stepscope.store.history.parquet import Columns, Origin, decode_events, decode_rows, encode_events, encode_rows
+from stepscope.store.history.places import Place
+from stepscope.store.history.questions import HistoryEvent
+from stepscope.store.history.resolution import LAST_TIME, coarser
+from stepscope.store.history.samples import TableRows, joined, selected, sorted_rows, without_idle
+from stepscope.store.history.segments import SegmentDecoder, crc32
+
+_LOG = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+GRACE_SECONDS = 120
+"""Replaced files stay for so long; a reader that takes longer starts again."""
+BATCH_BYTES = 256 << 20
+"""Of segments that are compacted at once: the memory that it takes is about three times as much."""
+BATCH_SEGMENTS = 1000
+_DAY_SECONDS = 86400
+_CLOCK_STEP_MS = 2 * HOUR_MS
+_TIERS = tuple(TIER_MS)
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long what is kept, from the end of an hour. Rows go only after those of the next lower resolution are whole.
+
+    Attributes:
+        raw_seconds, one_minute_seconds, ten_minutes_seconds: of rows as they came, and of lower resolution.
+        events_seconds: of events after their end.
+        max_bytes: of all Parquet files together; the oldest rows of the finest resolution go first.
+    """
+
+    raw_seconds: float = 14 * _DAY_SECONDS
+    one_minute_seconds: float = 90 * _DAY_SECONDS
+    ten_minutes_seconds: float = 730 * _DAY_SECONDS
+    events_seconds: float = 730 * _DAY_SECONDS
+    max_bytes: int | None = None
+
+    def seconds_of(self, tier: str) -> float:
+        """Age at which files of a tier go."""
+        return {RAW: self.raw_seconds, "1m": self.one_minute_seconds, "10m": self.ten_minutes_seconds}.get(
+            tier, self.events_seconds
+        )
+
+
+_SEGMENT = re.compile(r"(\d{12})\.segment")
+
+
+def segment_number(name: str) -> int | None:
+    """Number of a segment by its file name; None of another file."""
+    match = _SEGMENT.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def segment_path(number: int) -> str:
+    """Path of a segment."""
+    return f"{SEGMENTS}/{number:012d}.segment"
+
+
+def hour_of(times_ms: int) -> int:
+    """Start of the hour (start, start + 1 h] that a time lies in; ms."""
+    return (times_ms - 1) // HOUR_MS * HOUR_MS
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenSegment:
+    """Oldest and newest time of the rows in a segment (None: it has none), and its size."""
+
+    first_ms: int | None
+    last_ms: int | None
+    bytes: int
+
+    def is_within(self, hour_ms: int) -> bool:
+        """Whether all its rows are of one hour."""
+        if self.first_ms is None or self.last_ms is None:
+            return True
+        return hour_of(self.first_ms) == hour_of(self.last_ms) == hour_ms
+
+
+class Maintenance:
+    """Maintenance of one history, by its one writer.
+
+    Args:
+        clock: ns since the epoch.
+    """
+
+    def __init__(self, place: Place, catalog: Catalog, retention: Retention, clock: Callable[[], int]) -> None:
+        self._place = place
+        self.catalog = catalog
+        self._retention = retention
+        self._clock = clock
+        self._decoder = SegmentDecoder()
+        self._guard = threading.Lock()
+        self._open: dict[int, _OpenSegment] = {}
+        self._compacted: list[int] = []
+        self._compacted_since = time.monotonic()
+        self._expired: tuple[int, int] | None = None
+        self._settled: tuple[int, int] | None = None
+        self._failing = ""
+        self._last_clock_ms = catalog.newest_ms
+        self._held_until_ms = 0
+
+    def find_segments(self) -> int:
+        """Find the segments that an earlier writer left; the number of the newest one ever."""
+        for name, size in self._place.sizes(SEGMENTS).items():
+            number = segment_number(name)
+            if number is None:
+                continue
+            if number <= self.catalog.compacted:
+                self._compacted.append(number)
+                continue
+            try:
+                segment = self._decoder.decode(self._place.read(segment_path(number)), segment_path(number))
+                self.wrote(number, segment.tables, size)
+            except DataError:  # set aside when its batch is compacted
+                self.wrote(number, (), size)
+        return max([self.catalog.compacted, *self._open])
+
+    def wrote(self, number: int, tables: Iterable[TableRows], size: int) -> None:
+        """Take note of a segment."""
+        times = [int(edge) for rows in tables for edge in (rows.times_ms.min(), rows.times_ms.max())]
+        with self._guard:
+            self._open[number] = _OpenSegment(min(times, default=None), max(times, default=None), size)
+
+    def describe(self, metrics: Mapping[str, MetricEntry]) -> None:
+        """Take kinds and units of metrics."""
+        if any(self.catalog.metrics.get(name) != entry for name, entry in metrics.items()):
+            self._commit(metrics={**self.catalog.metrics, **metrics})
+
+    def step(self, *, is_last: bool = False) -> bool:
+        """Do one piece of work; whether there was one."""
+        try:
+            worked = self._compact(is_last=is_last) or self._lower() or self._expire()
+            self._remove_retired()
+        except OSError as error:
+            if self._failing != str(error):
+                _LOG.warning("%s: cannot be maintained (%s); tried again later", self._place.location, error)
+            self._failing = str(error)
+            return False
+        if worked:
+            self._failing = ""
+        return worked
+
+    # -- compaction
+
+    def _compact(self, *, is_last: bool) -> bool:
+        batch = self._due(is_last=is_last)
+        if not batch:
+            return False
+        parts: dict[tuple[str, ...], list[TableRows]] = defaultdict(list)
+        events: list[HistoryEvent] = []
+        for number in batch:
+            path = segment_path(number)
+            try:
+                segment = self._decoder.decode(self._place.read(path), self._place.path(path))
+            except (DataError, FileNotFoundError) as error:
+                set_aside(self._place, path, error)
+                continue
+            events += segment.events
+            for rows in segment.tables:
+                parts[rows.labels].append(rows)
+        files: list[StoredFile] = []
+        replaced: list[StoredFile] = []
+        damaged: list[StoredFile] = []
+        tables = dict(self.catalog.tables)
+        for labels in list(parts):
+            table = table_name(labels)
+            tables[table] = labels
+            for span, rows in _by_hour(joined(parts.pop(labels))):
+                merged, old = self._readable(self._mergeable(table, span, len(rows)), self._rows, damaged)
+                rows = sorted_rows(joined([*old, rows]))
+                files.append(self._write_rows(RAW, table, span, rows, batch[-1], replaces=merged))
+                replaced += merged
+        for day, some in _by_day(events):
+            of_day = [file for file in self.catalog.files if file.tier == EVENTS and file.span_ms == day]
+            merged, known = self._readable(of_day, self._events, damaged)
+            files.append(self._write_events(day, [*chain.from_iterable(known), *some], batch[-1], merged))
+            replaced += merged
+        self._commit(files=files, replaced=replaced, dropped=damaged, tables=tables, compacted=batch[-1])
+        with self._guard:
+            for number in batch:
+                del self._open[number]
+        self._compacted += batch
+        self._compacted_since = time.monotonic()
+        return True
+
+    def _due(self, *, is_last: bool) -> list[int]:
+        """Numbers of the oldest segments that are to be compacted together."""
+        with self._guard:
+            spans = sorted(self._open.items())
+        newest_ms = next((one.last_ms for _, one in reversed(spans) if one.last_ms is not None), None)
+        is_over = is_last or len(spans) > BATCH_SEGMENTS or sum(one.bytes for _, one in spans) > BATCH_BYTES
+        is_over |= newest_ms is not None and self._clock() // 1_000_000 - newest_ms > HOUR_MS
+        batch: list[int] = []
+        size = 0
+        for number, one in spans:
+            if not is_over and (newest_ms is None or one.is_within(hour_of(newest_ms))):
+                break
+            if batch and (size + one.bytes > BATCH_BYTES or len(batch) >= BATCH_SEGMENTS):
+                break
+            batch.append(number)
+            size += one.bytes
+        return batch
+
+    def _mergeable(self, table: str, span: int, num_rows: int) -> list[StoredFile]:
+        """Small files of the same hour, of which no lower resolution is made yet."""
+        used = {source for file in self.catalog.files for source in file.sources}
+        return [
+            file
+            for file in self.catalog.files
+            if (file.tier, file.table, file.span_ms) == (RAW, table, span)
+            and file.rows <= num_rows
+            and file.path not in used
+        ]
+
+    # -- lower resolution
+
+    def _lower(self) -> bool:
+        with self._guard:
+            open_ms = [one.first_ms for one in self._open.values() if one.first_ms is not None]
+        open_hour = hour_of(min(open_ms, default=self.catalog.newest_ms))
+        if self._settled == (self.catalog.change, open_hour):
+            return False
+        if any(self._lower_to(tier, finer, open_hour) for finer, tier in pairwise(_TIERS)):
+            return True
+        self._settled = self.catalog.change, open_hour
+        return False
+
+    def _lower_to(self, tier: str, finer: str, open_hour: int) -> bool:
+        """Make one file of lower resolution, of the oldest hour that is over and lacks it."""
+        groups: dict[tuple[int, str], list[StoredFile]] = defaultdict(list)
+        existing: dict[tuple[int, str], list[StoredFile]] = defaultdict(list)
+        for file in self.catalog.files:
+            if file.tier == finer:
+                groups[file.span_ms, file.table].append(file)
+            elif file.tier == tier:
+                existing[file.span_ms, file.table].append(file)
+        for key in sorted(groups):
+            if key[0] >= open_hour:
+                break
+            sources, made = groups[key], existing.get(key, [])
+            paths = {file.path for file in sources}
+            whole = [file for file in made if set(file.sources) <= paths and self._is_replaceable(file)]
+            covered = {source for file in made for source in file.sources}
+            if paths <= covered:
+                continue
+            anew = [file for file in sources if file.path not in covered or any(file.path in w.sources for w in whole)]
+            self._make_lower(tier, key, anew, whole)
+            return True
+        return False
+
+    def _make_lower(
+        self, tier: str, key: tuple[int, str], sources: Sequence[StoredFile], replaced: Sequence[StoredFile]
+    ) -> None:
+        span, table = key
+        damaged: list[StoredFile] = []
+        _, parts = self._readable(sources, self._rows, damaged)
+        if damaged:  # the rest is done at the next step
+            self._commit(dropped=damaged)
+            return
+        rows = parts[0] if len(parts) == 1 else sorted_rows(joined(parts))
+        metrics = sorted({metric for file in sources for metric in self.catalog.columns[file.columns]})
+        lower = coarser(rows, {name: self._entry(name).kind for name in metrics}, TIER_MS[tier])
+        number = self.catalog.change + 1
+        gone = {file.path for file in replaced}
+        replaced = [*replaced, *(file for file in self.catalog.files if gone.intersection(file.sources))]
+        file = self._write_rows(tier, table, span, lower, number, metrics, [file.path for file in sources], replaced)
+        self._commit(files=[file], replaced=replaced)
+
+    def _is_replaceable(self, file: StoredFile) -> bool:
+        """Whether all that was made from a file could be made again."""
+        there = {other.path for other in self.catalog.files}
+        return all(there.issuperset(user.sources) for user in self.catalog.files if file.path in user.sources)
+
+    # -- retention
+
+    def _expire(self) -> bool:
+        now_ms = self._now_ms()
+        if now_ms is None or (now_ms // 60_000, self.catalog.change) == self._expired:
+            return False
+        self._expired = now_ms // 60_000, self.catalog.change
+        covered = {source for file in self.catalog.files for source in file.sources}
+        old = [
+            file
+            for file in self.catalog.files
+            if file.last_ms is not None
+            and now_ms - max(file.span_ms + HOUR_MS, file.last_ms) > 1000 * self._retention.seconds_of(file.tier)
+            and (file.tier in (_TIERS[-1], EVENTS) or file.path in covered)
+        ]
+        if not old and self._retention.max_bytes is not None:
+            excess = sum(file.bytes for file in self.catalog.files) - self._retention.max_bytes
+            order = {tier: place for place, tier in enumerate(_TIERS)}
+            files = sorted(
+                (file for file in self.catalog.files if file.tier in order),
+                key=lambda file: (order[file.tier], file.span_ms),
+            )
+            for file in files:
+                if excess > 0 and (file.tier == _TIERS[-1] or file.path in covered):
+                    old.append(file)
+                    excess -= file.bytes
+        if old:
+            self._commit(replaced=old)
+        return bool(old)
+
+    def _now_ms(self) -> int | None:
+        """The time, or None for an hour after the clock has jumped: what a wrong clock deletes is lost."""
+        now_ms = self._clock() // 1_000_000
+        if self._last_clock_ms and abs(now_ms - self._last_clock_ms) > _CLOCK_STEP_MS:
+            self._held_until_ms = now_ms + HOUR_MS
+        elif now_ms < self._last_clock_ms:
+            self._held_until_ms = min(self._held_until_ms, now_ms + HOUR_MS)
+        self._last_clock_ms = now_ms
+        return None if now_ms < self._held_until_ms else now_ms
+
+    # -- files
+
+    def _rows(self, file: StoredFile) -> TableRows:
+        return decode_rows(self._content(file), file.path)
+
+    def _content(self, file: StoredFile) -> memoryview:
+        content = self._place.read(file.path)
+        if crc32(content) != file.crc32:
+            raise DataError("is damaged (its checksum is wrong)", where=self._place.path(file.path))
+        return content
+
+    def _events(self, file: StoredFile) -> list[HistoryEvent]:
+        return decode_events(self._content(file), file.path)
+
+    def _readable(
+        self, files: Iterable[StoredFile], read: Callable[[StoredFile], _T], damaged: list[StoredFile]
+    ) -> tuple[list[StoredFile], list[_T]]:
+        """Files that can be read, and what is in each; the others are set aside."""
+        whole, contents = [], []
+        for file in files:
+            try:
+                contents.append(read(file))
+                whole.append(file)
+            except (DataError, FileNotFoundError) as error:
+                damaged.append(file)
+                set_aside(self._place, file.path, error)
+        return whole, contents
+
+    def _entry(self, metric: str) -> MetricEntry:
+        return self.catalog.metrics.get(metric) or metric_entry(metric)
+
+    def _write_rows(
+        self,
+        tier: str,
+        table: str,
+        span: int,
+        rows: TableRows,
+        number: int,
+        metrics: Sequence[str] | None = None,
+        sources: Sequence[str] = (),
+        replaces: Sequence[StoredFile] = (),
+    ) -> StoredFile:
+        metrics = sorted(rows.columns) if metrics is None else metrics
+        values = dict(rows.columns)
+        times = {"time": rows.times_ms}
+        if LAST_TIME in values:
+            times[LAST_TIME] = values.pop(LAST_TIME).astype(np.int64)
+        columns = Columns(rows.labels, rows.entities, rows.entity, times, values)
+        origin = Origin(tier, table, span, tuple(sources), tuple(file.path for file in replaces))
+        content = memoryview(encode_rows(columns, origin=origin, metrics={name: self._entry(name) for name in metrics}))
+        path = f"{tier}/{table}/{_stamp(span)}-{number}.parquet"
+        self._place.write(path, content)
+        return StoredFile(
+            path,
+            tier,
+            table,
+            span,
+            int(rows.times_ms.min()),
+            int(rows.times_ms.max()),
+            len(rows),
+            len(content),
+            crc32(content),
+            self._columns_index(tuple(metrics)),
+            tuple(sources),
+        )
+
+    def _columns_index(self, metrics: tuple[str, ...]) -> int:
+        columns = self.catalog.columns
+        if metrics not in columns:
+            columns = (*columns, metrics)
+            known = {**{name: metric_entry(name) for name in metrics}, **self.catalog.metrics}
+            self.catalog = msgspec.structs.replace(self.catalog, columns=columns, metrics=known)
+        return columns.index(metrics)
+
+    def _write_events(
+        self, day: int, events: Sequence[HistoryEvent], number: int, replaces: Sequence[StoredFile]
+    ) -> StoredFile:
+        events = newest_events(events)
+        origin = Origin(EVENTS, "", day, (), tuple(file.path for file in replaces))
+        content = memoryview(encode_events(events, origin=origin))
+        path = f"{EVENTS}/{_stamp(day)[:10]}-{number}.parquet"
+        self._place.write(path, content)
+        first, last = edges_of(events)
+        return StoredFile(path, EVENTS, "", day, first, last, len(events), len(content), crc32(content))
+
+    def _commit(
+        self,
+        *,
+        files: Sequence[StoredFile] = (),
+        replaced: Sequence[StoredFile] = (),
+        dropped: Sequence[StoredFile] = (),
+        tables: dict[str, tuple[str, ...]] | None = None,
+        metrics: dict[str, MetricEntry] | None = None,
+        compacted: int | None = None,
+    ) -> None:
+        old = self.catalog
+        gone = {file.path for file in (*replaced, *dropped)}
+        now_ms = self._clock() // 1_000_000
+        kept = [file for file in old.files if file.path not in gone]
+        new = msgspec.structs.replace(
+            old,
+            change=old.change + 1,
+            compacted=old.compacted if compacted is None else compacted,
+            newest_ms=max([old.newest_ms, *(file.last_ms or 0 for file in files if file.tier != EVENTS)]),
+            tables=old.tables if tables is None else tables,
+            metrics=old.metrics if metrics is None else metrics,
+            files=tuple(sorted((*kept, *files), key=lambda file: (file.tier, file.table, file.span_ms, file.path))),
+            retired=(*old.retired, *(Retired(file.path, now_ms) for file in replaced)),
+        )
+        self._place.write(CATALOG, encode_catalog(new))
+        self.catalog = new
+
+    def _remove_retired(self) -> None:
+        """Segments first, the newest before the others: while a batch is there, so is what it was merged with."""
+        if time.monotonic() - self._compacted_since < GRACE_SECONDS:
+            return
+        while self._compacted:
+            self._place.remove(segment_path(self._compacted[-1]))
+            del self._compacted[-1]
+        now_ms = self._clock() // 1_000_000
+        due = [one for one in self.catalog.retired if abs(now_ms - one.since_ms) > 1000 * GRACE_SECONDS]
+        for one in due:
+            self._place.remove(one.path)
+        if due:
+            kept = tuple(one for one in self.catalog.retired if one not in due)
+            self.catalog = msgspec.structs.replace(self.catalog, retired=kept)
+            self._commit()
+
+
+def set_aside(place: Place, path: str, error: Exception) -> None:
+    """Move a file that cannot be used to `damaged/`, with one line."""
+    try:
+        aside = place.set_aside(path)
+        _LOG.warning("%s; set aside as %s", error, place.path(aside))
+    except FileNotFoundError:
+        _LOG.warning("%s is gone; left out", place.path(path))
+
+
+def edges_of(events: Sequence[HistoryEvent]) -> tuple[int, int | None]:
+    """Time of the first start and the last end of events, ms; None where one has no end."""
+    ends = [event.end_ns for event in events if event.end_ns is not None]
+    last = max(ends) // 1_000_000 + 1 if len(ends) == len(events) else None
+    return min(event.start_ns for event in events) // 1_000_000, last
+
+
+def newest_events(events: Iterable[HistoryEvent]) -> list[HistoryEvent]:
+    """Events without what was told of each before; the oldest first."""
+    newest = {(event.kind, event.start_ns, event.labels, event.code): event for event in events}
+    return sorted(newest.values(), key=lambda event: (event.start_ns, event.kind.value, event.labels, event.code))
+
+
+def _by_hour(rows: TableRows) -> list[tuple[int, TableRows]]:
+    hours = (rows.times_ms - 1) // HOUR_MS * HOUR_MS
+    spans = np.unique(hours)
+    if len(spans) == 1:
+        return [(int(spans[0]), without_idle(rows))]
+    return [(int(span), selected(rows, hours == span)) for span in spans]
+
+
+def _by_day(events: Iterable[HistoryEvent]) -> list[tuple[int, list[HistoryEvent]]]:
+    days: dict[int, list[HistoryEvent]] = defaultdict(list)
+    for event in events:
+        days[event.start_ns // 1_000_000 // DAY_MS * DAY_MS].append(event)
+    return sorted(days.items())
+
+
+def _stamp(span_ms: int) -> str:
+    return datetime.fromtimestamp(span_ms / 1000, UTC).strftime("%Y-%m-%dT%H")

@@ -1,0 +1,52 @@
+"""The Python of guides and notebooks runs, and the reference lists every frame."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from stepscope.api.run import Run
+
+_ROOT = Path(__file__).parents[2]
+_RECORDED = _ROOT / "tests/reference_workloads/suite/recorded/ddp-straggler"
+_BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", ["guides/python-api.md"])
+def test_the_code_of_a_guide_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(_RECORDED, tmp_path / "runs/gpt-7b")
+    monkeypatch.chdir(tmp_path)
+    _run(page, _BLOCK.findall((_ROOT / "docs" / page).read_text()))
+
+
+@pytest.mark.parametrize("notebook", sorted(path.name for path in (_ROOT / "docs/notebooks").glob("*.ipynb")))
+def test_the_cells_of_a_notebook_run(notebook: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(_RECORDED, tmp_path / "runs/gpt-7b")
+    monkeypatch.chdir(tmp_path)
+    cells = json.loads((_ROOT / "docs/notebooks" / notebook).read_text())["cells"]
+    _run(notebook, ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"])
+    assert not any(cell.get("outputs") for cell in cells)
+
+
+def _run(page: str, blocks: list[str]) -> None:
+    assert blocks
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, page, "exec"), names)
+
+
+def test_the_reference_lists_every_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(_ROOT / "docs/_ext"))
+    from stepscope_reference.frames import ROWS, frames
+
+    methods = inspect.getmembers(Run, inspect.isfunction)
+    made = {name for name, method in methods if inspect.signature(method).return_annotation == "pd.DataFrame"}
+    assert set(ROWS) == made
+    assert all(f"`run.{name}()`" in frames() for name in made)
+    sys.modules.pop("stepscope_reference.frames", None)
