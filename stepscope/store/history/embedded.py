@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from stepscope.core.errors import DataError, UnreachableError, UsageError
 from stepscope.core.metrics import MetricKind
+from stepscope.core.metrics.agent import JOB_FACTS
 from stepscope.store.history.catalog import (
     CATALOG,
     EVENTS,
@@ -70,6 +71,8 @@ FACTS_OF_JOB = "stepscope_job_info"
 _BY_JOB = {GroupBy.JOB, GroupBy.USER, GroupBy.TEAM}
 _JOB = GROUP_LABELS[GroupBy.JOB]
 _GPU = GROUP_LABELS[GroupBy.GPU]
+_OF_JOB = frozenset({*_JOB, *JOB_FACTS})
+"""Labels that a series has of its job, if not of its own."""
 
 
 def load_duckdb() -> ModuleType:
@@ -440,7 +443,7 @@ def _needs_jobs(question: Question, series: Mapping[int, Labels]) -> bool:
     if _BY_JOB.intersection(question.by):
         return True
     names = {tuple(name for name, _ in labels) for labels in series.values()}
-    return any(key not in one for key in question.where for one in names)
+    return any(key not in one for key in _OF_JOB.intersection(question.where) for one in names)
 
 
 class _Jobs:
@@ -505,9 +508,11 @@ class _Grouping:
         self.labels: list[Labels] = []
         for number, labels in series.items():
             own = dict(labels)
-            others = [name for name in question.where if name not in own]
-            is_own = all(name not in own or is_one_of(own[name], values) for name, values in question.where.items())
-            if is_own and (jobs or not others):
+            of_job = [name for name in question.where if name in _OF_JOB and name not in own]
+            is_own = all(
+                is_one_of(own.get(name), values) for name, values in question.where.items() if name not in of_job
+            )
+            if is_own and (jobs or not of_job):
                 self.ids.append(number)
                 self.labels.append(labels)
         names = {name for by in question.by if by not in _BY_JOB for name in GROUP_LABELS[by]}
@@ -531,8 +536,10 @@ def _with_job(question: Question, labels: Labels, names: set[str], jobs: _Jobs, 
     """Group of a series while a job has it; None if it is in no group then."""
     own = dict(labels)
     for name, values in question.where.items():
-        if name not in own and (job == NONE or not is_one_of(jobs.fact(job, name), values)):
-            return None
+        if name in _OF_JOB and name not in own:
+            fact = None if job == NONE else jobs.fact(job, name)
+            if fact is None or not is_one_of(fact, values):
+                return None
     group = dict(_some(labels, names))
     for by in question.by:
         if by in _BY_JOB:

@@ -189,7 +189,7 @@ class PrometheusHistory:
 
     def _check_metric(self, metric: str, deadline: float) -> None:
         """Raise UsageError if the server has never had a metric of that name."""
-        if metric not in self._api.metric_names(deadline=deadline):
+        if metric not in self._api.metric_names(metric, deadline=deadline):
             raise UsageError(f"no metric {metric} in the history", where=self._api.base)
 
 

@@ -113,10 +113,10 @@ class PrometheusApi:
         times = {"start": _seconds(first_ms), "end": _seconds(last_ms), "step": _seconds(step_ms)}
         return self._query("query_range", {"query": query, **times}, "matrix", deadline)
 
-    def metric_names(self, *, deadline: float) -> list[str]:
-        """Names of all metrics; raises as `instant`."""
-        times = {"start": "0", "end": f"{time.time() + 86400:.0f}"}
-        data = self._get("label/__name__/values", times, deadline)
+    def metric_names(self, selector: str = "", *, deadline: float) -> list[str]:
+        """Names of all metrics, or of those that a selector selects; raises as `instant`."""
+        parameters = {"start": "0", "end": f"{time.time() + 86400:.0f}", **({"match[]": selector} if selector else {})}
+        data = self._get("label/__name__/values", parameters, deadline)
         names: list[str] = self._decoded(data, list[str])
         return names
 

@@ -136,7 +136,11 @@ def _step_value(question: Question, inside: Sequence[tuple[int, float]]) -> floa
 
 
 def _has(labels: Mapping[str, str], where: Where) -> bool:
-    return all(is_one_of(labels.get(label), values) for label, values in where.items())
+    of_job = {"job_kind", "job_id", *JOB_FACTS}
+    return all(
+        is_one_of(labels.get(label), values) and (label in labels or label not in of_job)
+        for label, values in where.items()
+    )
 
 
 def _group(labels: Mapping[str, str], by: Sequence[GroupBy]) -> Labels | None:

@@ -72,8 +72,8 @@ questions = st.builds(
     by=st.lists(st.sampled_from([group for group in GroupBy if group is not GroupBy.RANK]), unique=True).map(tuple),
     statistic=st.sampled_from(Statistic),
     where=st.dictionaries(
-        st.sampled_from(["rack", "job_id", "user", "uuid"]),
-        st.sampled_from(["r0", ("r0", "r1"), "1", ("1", "2"), "ann", "A0", ()]),
+        st.sampled_from(["rack", "job_id", "user", "uuid", "gpu_instance"]),
+        st.sampled_from(["r0", ("r0", "r1"), "1", ("1", "2"), "ann", "A0", (), ""]),
         max_size=1,
     ),
 )
