@@ -265,6 +265,8 @@ def _time_range(start: str | None, end: str | None, last: float, step: float | N
 
     end_ns = time.time_ns() if end is None else _moment(end, "--end")
     start_ns = end_ns - int(last * 1e9) if start is None else _moment(start, "--start")
+    if step is not None and not step:
+        raise click.UsageError("--step must be more than 0 s")
     if start_ns >= end_ns:
         raise UsageError(f"{start or 'the start'} is not before {end or 'now'}", what_next="check --start and --end")
     step_ns = step_of(end_ns - start_ns) if step is None else int(step * 1e9)
