@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.core.documents.jobs import Share
 from stepscope.core.errors import DataError, UnreachableError, UsageError
 from stepscope.core.metrics import MetricKind
 from stepscope.core.metrics.agent import JOB_FACTS
@@ -236,17 +237,23 @@ class EmbeddedHistory:
     def _files(self, state: _State, metric: str, tiers: Sequence[str], start_ms: int, end_ms: int) -> list[StoredFile]:
         """Files with rows of a metric in (start, end]."""
         has = [metric in columns for columns in state.catalog.columns]
-        near = [file for file in state.catalog.files if start_ms - HOUR_MS < file.span_ms < end_ms]
+        near = [
+            file
+            for file in state.catalog.files
+            if file.span_ms < end_ms and file.span_ms + file.hours * HOUR_MS > start_ms
+        ]
+        there = {file.path for file in state.catalog.files}
         while True:
             choice = [
                 file
-                for file in file_choice(near, tiers)
+                for file in file_choice(near, tiers, there)
                 if has[file.columns] and file.first_ms - TIER_MS[file.tier] < end_ms and (file.last_ms or 0) > start_ms
             ]
             damaged = [file for file in choice if not self._is_whole(file)]
             if not damaged:
                 return choice
             near = [file for file in near if file not in damaged]  # another resolution may stand in
+            there.difference_update(file.path for file in damaged)
 
     def _is_whole(self, file: StoredFile) -> bool:
         """Whether a file is what was written; each is read once to tell. Object stores do so themselves."""
@@ -406,6 +413,8 @@ class EmbeddedHistory:
         labels, newest = self._newest(state, JOB_OF_GPU, tiers, times, within)
         pages = self._pages(state, tiers, times, within)
         present = is_present(newest, _page_of(labels, newest, pages), times, within)
+        is_alone = [dict(one).get("share", Share.EXCLUSIVE) == Share.EXCLUSIVE for one in labels]
+        present &= np.array(is_alone, np.bool_)[:, None]
         facts, newest_fact = self._newest(state, FACTS_OF_JOB, tiers, times, within)
         return _Jobs(labels, present, facts, newest_fact)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from stepscope.core.errors import StepscopeError
-from stepscope.store.history.maintenance import Retention
+from stepscope.store.history.plans import Retention
 from stepscope.store.history.writer import HistoryWriter
 from stepscope.workflow.history.opening import left_open
 from stepscope.workflow.history.service import Recording, RecordingPlan
