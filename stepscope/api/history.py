@@ -35,18 +35,18 @@ _MAX_STEPS = 1000
 """Of a range whose step is not given."""
 
 
-def history(location: str, *, token: str = "", ca_file: str = "") -> History:
+def history(location: str, *, token: str = "", ca_file: str = "", headers: Mapping[str, str] | None = None) -> History:
     """Open a metric history: a directory, an fsspec URL, or the http(s) URL of a Prometheus-compatible server.
 
     Args:
-        token, ca_file: for such a server.
+        token, ca_file, headers: for such a server; headers as X-Scope-OrgID for a tenant.
 
     Raises:
         UsageError: a package is missing.
         DataError: there is no history.
         UnreachableError: it does not answer.
     """
-    return History(open_history(location, token=token, ca_file=ca_file), location)
+    return History(open_history(location, token=token, ca_file=ca_file, headers=headers), location)
 
 
 class History:

@@ -220,6 +220,8 @@ def _time_range(start_ns: int, end_ns: int, step: float | None, *, is_now: bool)
     from stepscope.store.history.questions import TimeRange
     from stepscope.workflow.history.query import step_of
 
+    if step is not None and not step:
+        raise click.UsageError("--step must be more than 0 s")
     step_ns = step_of(end_ns - start_ns) if step is None else int(step * 1e9)
     if is_now:
         end_ns += -end_ns % step_ns

@@ -27,7 +27,7 @@ Opener = Callable[[], "MetricHistory"]
 
 
 def history_source(*, default: str | None = LOCATION, text: str = "Ask the history") -> _Decorator:
-    """Add --history, --token-file and --ca-file to a command, which gets them as one `open_history`, an `Opener`.
+    """Add --history and how to reach it to a command, which gets them as one `open_history`, an `Opener`.
 
     Args:
         default: location without --history; None: the command then gets None.
@@ -49,9 +49,19 @@ def history_source(*, default: str | None = LOCATION, text: str = "Ask the histo
         @click.option(
             "--ca-file", default="", show_default=False, metavar="FILE", help="Trust these CA certificates with it."
         )
+        @click.option(
+            "--header",
+            "headers",
+            multiple=True,
+            metavar="NAME=VALUE",
+            help="Send this header to it, as X-Scope-OrgID=TENANT; repeatable.",
+        )
         @wraps(function)
-        def call(location: str | None, token_file: Path | None, ca_file: str, **options: Any) -> None:
-            opener = None if location is None else partial(_opened, location, token_file, ca_file)
+        def call(
+            location: str | None, token_file: Path | None, ca_file: str, headers: tuple[str, ...], **options: Any
+        ) -> None:
+            sent = dict(map(_header, headers))
+            opener = None if location is None else partial(_opened, location, token_file, ca_file, sent)
             function(open_history=opener, **options)
 
         return call
@@ -59,7 +69,14 @@ def history_source(*, default: str | None = LOCATION, text: str = "Ask the histo
     return decorate
 
 
-def _opened(location: str, token_file: Path | None, ca_file: str) -> MetricHistory:
+def _header(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise click.UsageError(f"--header takes NAME=VALUE, not {text!r}")
+    return name, value
+
+
+def _opened(location: str, token_file: Path | None, ca_file: str, headers: dict[str, str]) -> MetricHistory:
     from stepscope.workflow.history.opening import open_history
 
     token = ""
@@ -67,7 +84,7 @@ def _opened(location: str, token_file: Path | None, ca_file: str) -> MetricHisto
         from stepscope.agent.state_directory import read_agent_token
 
         token = read_agent_token(token_file)
-    return open_history(location, token=token, ca_file=ca_file)
+    return open_history(location, token=token, ca_file=ca_file, headers=headers)
 
 
 def time_options(*, last: str) -> _Decorator:
