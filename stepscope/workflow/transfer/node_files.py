@@ -11,8 +11,6 @@ from typing import BinaryIO, NamedTuple
 
 from stepscope.core.documents import run_directory as layout
 
-STATE_FILE = ".upload-state"
-"""Of an upload beside training: one JSON object for the training process."""
 LOCK_FILE = ".upload-lock"
 COPY_FILE = ".upload-copy"
 
