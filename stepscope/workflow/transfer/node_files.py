@@ -76,6 +76,8 @@ def files_of_node(folder: Path) -> list[NodeFile]:
                     pending.append((f"{name}/", entry.path))
                 elif entry.is_file():
                     state = entry.stat()
+                    if not state.st_size and name.startswith(f"{layout.FLIGHT_FOLDER}/"):
+                        continue  # opened in case that a step does not end
                     found.append(NodeFile(name, state.st_size, state.st_mtime_ns))
             except OSError:
                 continue

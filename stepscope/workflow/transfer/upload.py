@@ -52,7 +52,7 @@ LEAST_SECONDS = 15.0
 GROWING_BYTES_PER_SECOND = 256 * 1024
 RECORD_EVERY_SECONDS = 60.0
 """The record says to readers and to `runs prune` that the node still uploads."""
-_LIVE = f"{layout.FLIGHT_FOLDER}/{layout.LIVE_FOLDER}/"
+_FLIGHT = f"{layout.FLIGHT_FOLDER}/"
 _URL_USER = re.compile(r"(?<=://)[^/@]*@")
 _MAX_LEFTOVER_PARTS = 1000
 
@@ -104,7 +104,7 @@ class NodeUploader:
             self._note_waiting(waiting)
             self._upload(file, is_last=is_last)
             del waiting[file.path]
-        self._remove_live(files)
+        self._remove_ended(files)
         self._note_waiting(waiting)
         self.record.problem = None
         is_whole = is_last and self._is_whole()
@@ -229,10 +229,10 @@ class NodeUploader:
             self._lines_before[path] = self._target.read(path, num_bytes)
         return self._lines_before.get(path, b"")
 
-    def _remove_live(self, files: list[NodeFile]) -> None:
-        """States of a long step that has ended: the node has removed them, and so must the store."""
+    def _remove_ended(self, files: list[NodeFile]) -> None:
+        """Dumps of a step that ended after all: the node has removed them, and so must the store."""
         here = {file.path for file in files}
-        for path in [path for path in self.record.files if path.startswith(_LIVE) and path not in here]:
+        for path in [path for path in self.record.files if path.startswith(_FLIGHT) and path not in here]:
             self._target.remove(path)
             del self.record.files[path]
 
