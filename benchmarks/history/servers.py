@@ -14,7 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import numpy as np
+
 from stepscope.store.history.questions import Labels
+from stepscope.store.history.samples import SampleBlock
 
 Series = tuple[str, Labels]
 """Metric and its labels, without those of the target."""
@@ -105,6 +108,30 @@ def write_pages(url: str, pages: Iterable[RecordedPage]) -> int:
     with suppress(OSError):
         _get(url, "/internal/force_flush")  # VictoriaMetrics shows samples a second later otherwise
     return count
+
+
+def sample_blocks(pages: Iterable[RecordedPage]) -> list[SampleBlock]:
+    """Pages as a recorder hands them to the store: a row an entity and page, with `up` of each target."""
+    rows: dict[tuple[str, ...], dict[tuple[int, Labels], dict[str, float]]] = {}
+    for page in pages:
+        series = {("up", ()): float(page.values is not None), **(page.values or {})}
+        for (name, labels), value in series.items():
+            entity = tuple(sorted((*page.target, *labels)))
+            names = tuple(name for name, _ in entity)
+            rows.setdefault(names, {}).setdefault((page.time_ms, entity), {})[name] = value
+    blocks = []
+    for table in rows.values():
+        entities = {entity: number for number, entity in enumerate(dict.fromkeys(entity for _, entity in table))}
+        metrics = dict.fromkeys(name for values in table.values() for name in values)
+        blocks.append(
+            SampleBlock(
+                tuple(entities),
+                np.array([entities[entity] for _, entity in table], np.int32),
+                np.array([time_ms for time_ms, _ in table], np.int64) * 10**6,
+                {name: np.array([values.get(name, np.nan) for values in table.values()]) for name in metrics},
+            )
+        )
+    return blocks
 
 
 def _write_request(series: Mapping[Labels, list[tuple[int, float]]]) -> bytes:

@@ -13,7 +13,20 @@ try:
 except ModuleNotFoundError:
     raise ImportError('the Python API needs pandas: pip install "stepscope[notebook]"') from None
 
-from stepscope.api.reports import Report, compare, goodput, hang, memory, nccl, trace_info
+from stepscope.api.reports import Report, compare, goodput, hang, health, memory, nccl, runs, status, trace_info
 from stepscope.api.run import Run, load
 
-__all__ = ["Report", "Run", "compare", "goodput", "hang", "load", "memory", "nccl", "trace_info"]
+__all__ = [
+    "Report",
+    "Run",
+    "compare",
+    "goodput",
+    "hang",
+    "health",
+    "load",
+    "memory",
+    "nccl",
+    "runs",
+    "status",
+    "trace_info",
+]

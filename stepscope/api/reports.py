@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from html import escape
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args
@@ -14,12 +14,16 @@ from stepscope.api.tables import column_types, table
 from stepscope.core.documents.comparison import Comparison, Difference
 from stepscope.core.documents.goodput import GoodputReport
 from stepscope.core.documents.hang import HangReport
+from stepscope.core.documents.health import HealthList, health_list_document
 from stepscope.core.documents.memory import MemoryReport
 from stepscope.core.documents.nccl import NcclReport, nccl_document
+from stepscope.core.documents.node import NodeView, StatusReport
+from stepscope.core.documents.stored_runs import RunList
 from stepscope.core.errors import DataError
 from stepscope.core.text.numbers import unknown_name
 
 if TYPE_CHECKING:
+    from stepscope.workflow.nodes.agent_client import AgentClient
     from stepscope.workflow.trace_info import TraceInfo
 
 Document = TypeVar("Document")
@@ -77,8 +81,8 @@ class Report(Generic[Document]):
 
 
 def _row_type(of: Any) -> type | None:
-    """The dataclass that a list holds; None of anything else."""
-    arguments = get_args(of)
+    """The dataclass that a list or tuple holds; None of anything else."""
+    arguments = [one for one in get_args(of) if one is not Ellipsis]
     return arguments[0] if len(arguments) == 1 and is_dataclass(arguments[0]) else None  # type: ignore[return-value]
 
 
@@ -163,6 +167,46 @@ def trace_info(*paths: Path) -> Report[TraceInfo]:
     from stepscope.workflow.trace_info import read_trace_info
 
     return Report(read_trace_info([fspath(path) for path in paths]), "files")
+
+
+def runs(where: Path = "runs") -> Report[RunList]:
+    """Stored runs in a folder or below a URL with their sizes, as `stepscope runs list`.
+
+    Raises:
+        DataError: it cannot be read.
+        UnreachableError: the URL's store does not answer.
+    """
+    from stepscope.workflow.stored_runs.prune import list_runs
+
+    return Report(list_runs(fspath(where)), "runs")
+
+
+def status(*agents: str) -> Report[StatusReport]:
+    """What is wrong with the GPUs of machines, as `stepscope status`; without an address of this machine.
+
+    An agent that does not answer is a finding.
+    """
+    from stepscope.workflow.nodes.answers import answers_of
+    from stepscope.workflow.nodes.status import status_of
+
+    return Report(status_of(answers_of(_clients(agents), view=NodeView.STATUS)), "findings", asdict)
+
+
+def health(*agents: str) -> Report[HealthList]:
+    """Health events of machines, open and ended, as `stepscope health list`; without an address of this machine.
+
+    Raises:
+        UnreachableError: no agent answers.
+    """
+    from stepscope.workflow.nodes.health import health_of
+
+    return Report(health_of(_clients(agents)), "nodes", health_list_document)
+
+
+def _clients(agents: Sequence[str]) -> list[AgentClient]:
+    from stepscope.workflow.nodes.agent_client import DEFAULT_URL, agent_client
+
+    return [agent_client(address) for address in agents or (DEFAULT_URL,)]
 
 
 def _differences(comparison: Comparison) -> pd.DataFrame:

@@ -14,6 +14,7 @@ import click
 
 from stepscope.cli.options import FOLDER, json_option
 from stepscope.cli.terminal.answers import print_report
+from stepscope.core.documents.run_directory import KeepTraces
 from stepscope.core.errors import DataError, UsageError
 from stepscope.core.vocabulary import Cause
 
@@ -54,6 +55,17 @@ class _Wrapper(click.Command):
 @click.option("--every", type=click.IntRange(min=1), metavar="N", help="Capture again every N steps.  [default: once]")
 @click.option("--ranks", default="auto", help="Write traces on these ranks: auto, all, or 0,1,2.")
 @click.option("--with-stack", is_flag=True, help="Record Python stacks, which costs far more than the rest.")
+@click.option(
+    "--reduce",
+    type=click.Choice(["view", "off"]),
+    help="Make the view of each trace beside training, and remove traces that --keep-traces does not keep.  "
+    "[default: STEPSCOPE_REDUCE, else off]",
+)
+@click.option(
+    "--keep-traces",
+    type=click.Choice([str(each) for each in KeepTraces]),
+    help="With --reduce view, keep these traces.  [default: STEPSCOPE_KEEP_TRACES, else outliers]",
+)
 @click.pass_context
 def run_command(
     ctx: click.Context,
@@ -65,6 +77,8 @@ def run_command(
     every: int | None,
     ranks: str,
     with_stack: bool,
+    reduce: str | None,
+    keep_traces: str | None,
 ) -> None:
     """Run an unmodified training command and measure its steps.
 
@@ -85,7 +99,7 @@ def run_command(
         start = (every or DEFAULT_SCHEDULE.first) if first is None else first
         schedule = Schedule(first=start, warmup=min(warmup, start), active=active, period=every)
     out = out if "://" in out else str(Path(out).absolute())
-    options = RunOptions(out, run, _ranks(ranks), schedule, with_stack)
+    options = RunOptions(out, run, _ranks(ranks), schedule, with_stack, reduce, keep_traces)
     replace_process(ctx.meta[_COMMAND], launch_environment(options, os.environ))
 
 

@@ -18,7 +18,7 @@ from collections.abc import Container, Mapping, Set
 from dataclasses import dataclass, field
 
 from stepscope.core.metrics.gpu import PROFILING_METRICS
-from stepscope.core.metrics.readings import GPU, Collection, Finding, Labels, Missing, MissingReason
+from stepscope.core.metrics.readings import GPU, Collection, Finding, Labels, Missing, MissingReason, ReadingSelection
 
 _NUM_SAMPLES = 10
 """In a row before a contradiction is reported."""
@@ -112,23 +112,30 @@ class ContradictionWatch:
         return self._silent.without(collection, _RESTART_AGENT)
 
 
+def _gpu_and_metric(metric: str, labels: Labels) -> tuple[Labels, str] | None:
+    """The whole GPU and the metric of a reading that is watched; processes of all kinds are those of their GPU."""
+    if metric not in _WATCHED_METRICS:
+        return None
+    further = {name for name, _ in labels} - _WHOLE_GPU
+    if not further:
+        return labels, metric
+    is_of_kind = metric == _PROCESSES and further == {"kind"}
+    return (tuple([pair for pair in labels if pair[0] != "kind"]), _PROCESSES) if is_of_kind else None
+
+
+_WATCHED = ReadingSelection(_gpu_and_metric)
+
+
 def _by_gpu(collection: Collection) -> dict[Labels, dict[str, float]]:
     """Values of whole GPUs; processes of all kinds are added up."""
     gpus: dict[Labels, dict[str, float]] = {}
-    last: Labels | None = None
-    further: set[str] = set()
-    for reading in collection.readings:
-        if reading.metric not in _WATCHED_METRICS:
-            continue
-        if reading.labels is not last:  # those of one GPU mostly come one after the other
-            last = reading.labels
-            further = {name for name, _ in last} - _WHOLE_GPU
-        if not further:
-            gpus.setdefault(reading.labels, {})[reading.metric] = reading.value
-        elif reading.metric == _PROCESSES and further == {"kind"}:
-            labels = tuple(pair for pair in reading.labels if pair[0] != "kind")
-            values = gpus.setdefault(labels, {})
-            values[_PROCESSES] = values.get(_PROCESSES, 0.0) + reading.value
+    for labels, metrics, values, _ in _WATCHED.of(collection.readings):
+        of_gpu = gpus.setdefault(labels, {})
+        processes = of_gpu.get(_PROCESSES, 0.0)
+        of_gpu.update(zip(metrics, values, strict=True))
+        if _PROCESSES in metrics:
+            counts = [value for metric, value in zip(metrics, values, strict=True) if metric == _PROCESSES]
+            of_gpu[_PROCESSES] = processes + sum(counts)
     return gpus
 
 

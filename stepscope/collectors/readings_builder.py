@@ -9,7 +9,17 @@ from typing import NamedTuple
 from stepscope.core.metrics import MetricKind, Unit
 from stepscope.core.metrics.gpu import BY_NAME, FABRIC_METRICS
 from stepscope.core.metrics.host import CPU_METRICS_OF_DCGM
-from stepscope.core.metrics.readings import Collection, Finding, Labels, Missing, MissingReason, Reading
+from stepscope.core.metrics.readings import (
+    Collection,
+    Finding,
+    Labels,
+    Missing,
+    MissingReason,
+    ReadingColumns,
+    ReadingNames,
+    Readings,
+    readings_of,
+)
 
 _METRICS = {metric.name: metric for metric in (*BY_NAME.values(), *FABRIC_METRICS, *CPU_METRICS_OF_DCGM)}
 _ABSOLUTE_ZERO_CELSIUS, _HOTTEST_CELSIUS = -273.15, 2.0**31
@@ -46,10 +56,12 @@ class ReadingsBuilder:
         """`prefix` is put before the names of metrics that `add` and `miss` are given."""
         self.time_ns = time_ns
         self.labels = labels
-        self.readings: list[Reading] = []
         self.missing: list[Missing] = []
         self.findings: list[Finding] = []
         self._prefix = prefix
+        self._names: list[tuple[str, Labels]] = []
+        self._values: list[float] = []
+        self._times: dict[int, int] = {}
 
     def add(self, name: str, value: float | NoValue, /, **further: str | int) -> None:
         """Add a value in base units, or why there is none; a name of "" stands for all metrics.
@@ -65,7 +77,10 @@ class ReadingsBuilder:
         if isinstance(value, NoValue):
             self.missing.append(Missing(metric, labels, value.reason, value.detail))
         else:
-            self.readings.append(Reading(metric, value, labels, self.time_ns if time_ns is None else time_ns))
+            if time_ns is not None and time_ns != self.time_ns:
+                self._times[len(self._values)] = time_ns
+            self._names.append((metric, labels))
+            self._values.append(value)
 
     def miss(self, names: Iterable[str], why: NoValue, /, **further: str | int) -> None:
         """Several metrics have no value for one reason."""
@@ -99,7 +114,12 @@ class ReadingsBuilder:
         return 1.0
 
     def collection(self) -> Collection:
-        return Collection(tuple(self.readings), tuple(self.missing), tuple(self.findings))
+        if self._times:
+            times = [self._times.get(place, self.time_ns) for place in range(len(self._values))]
+            readings = readings_of(self._names, self._values, times)
+        else:
+            readings = Readings((ReadingColumns(ReadingNames(self._names), self._values, self.time_ns),))
+        return Collection(readings, tuple(self.missing), tuple(self.findings))
 
     def with_labels(self, further: dict[str, str | int]) -> Labels:
         return tuple(sorted((*self.labels, *[(name, str(value)) for name, value in further.items()])))

@@ -1,4 +1,4 @@
-"""Process-wide tools: own processes and forks, parent-death signal, C accelerators, a worker thread, patched functions.
+"""Process-wide tools: processes and forks, priority, parents' ends, C accelerators, worker thread, patched functions.
 
 The C accelerators change speed, never results.
 

@@ -15,6 +15,8 @@ from typing import NamedTuple, Protocol
 from stepscope.core.errors import from_os_error
 from stepscope.trace.columns import TraceColumns
 from stepscope.trace.formats.kineto.reader import read_kineto
+from stepscope.trace.formats.nsight import MAGIC as NSIGHT_MAGIC
+from stepscope.trace.formats.nsight import read_nsight
 from stepscope.trace.formats.operation_table import read_operation_table
 from stepscope.trace.inflating import Readable
 from stepscope.trace.operations import OperationTable
@@ -44,6 +46,7 @@ class TraceFormat(NamedTuple):
 
 FORMATS = (
     TraceFormat(re.compile(r"^trace-.*\.parquet$"), b"PAR1", read_operations=read_operation_table),
+    TraceFormat(re.compile(r"\.sqlite$", re.IGNORECASE), NSIGHT_MAGIC, read_ranks=read_nsight),
     TraceFormat(re.compile(r"\.json(\.gz)?$", re.IGNORECASE), b"", read_ranks=read_kineto),
 )
 """The first that recognises a file reads it. Kineto is last: its reader also names files that are not traces."""

@@ -32,6 +32,8 @@ def profile(
     export: str | Iterable[str] | None = None,
     first_step: int | None = None,
     live_verdict: float | str | None = None,
+    reduce: str | None = None,
+    keep_traces: str | None = None,
     spool: str | os.PathLike[str] | None = None,
 ) -> Profile:
     """Measure a training loop: `with stepscope.profile(...) as prof:` and `prof.step()` after each optimizer step.
@@ -69,6 +71,11 @@ def profile(
         live_verdict: seconds from one verdict on the running job to the next, "on" (60) or "off": a process of lowest
             priority beside rank 0 works it out, and the nodes' agents show it; by default from
             STEPSCOPE_LIVE_VERDICT, else "off".
+        reduce: "view" has a process of lowest priority beside each rank make the view of each trace, some hundred
+            kilobytes that `stepscope analyze` takes instead; "off"; by default from STEPSCOPE_REDUCE, else "off".
+        keep_traces: with reduce="view" which traces stay once all views of a capture are there: "outliers" (slow ranks,
+            those that differ, a median one), "all" or "none"; by default from STEPSCOPE_KEEP_TRACES, else "outliers".
+            Traces of requested captures and light ones stay.
         spool: where `out` is a URL, the folder of the node for files until they are uploaded; by default from
             STEPSCOPE_SPOOL, else in the node's temporary directory.
     """

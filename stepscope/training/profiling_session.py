@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from stepscope.core.documents.analysis import Analysis
-from stepscope.core.documents.run_directory import RankFile, trace_path
+from stepscope.core.documents.run_directory import RankFile, trace_path, view_path
 from stepscope.core.errors import StepscopeError
 from stepscope.core.loader_waits import Instant, Interval
 from stepscope.core.text.job_time import headline
@@ -28,6 +28,7 @@ from stepscope.training.agent_link import AgentLink
 from stepscope.training.background_loop import BackgroundLoop, PeriodicTask
 from stepscope.training.captures.plan import CaptureWindow
 from stepscope.training.captures.recording import Recording, has_gpu_activities
+from stepscope.training.captures.reduction import TraceReduction, trace_reduction
 from stepscope.training.captures.runner import CaptureRunner
 from stepscope.training.captures.schedule import (
     DEFAULT_SCHEDULE,
@@ -139,6 +140,7 @@ class Profile:
         self._counters: CounterLog | None = None
         self._live_verdict: LiveVerdictTask | None = None
         self._captures: CaptureRunner | None = None
+        self._reduction: TraceReduction | None = None
         self._upload: NodeUpload | None = None
         self._listeners = StepListeners()
         self._annotation: Any = None
@@ -341,8 +343,6 @@ class Profile:
         begun = open_step_file(out / choose_run_name(settings.run, identity), identity, settings.first_step)
         self.run_directory, self._writer = begun.run_directory, begun.writer
         attempt, first_step = begun.continuation.attempt, begun.continuation.first_step
-        if goes_to_url:
-            self._upload = NodeUpload(begun.run_directory, str(settings.out), identity.rank)
         mesh = mesh_sizes(settings.mesh, identity.world_size)
         if identity.rank == 0:
             for warning in settings.warnings(mesh, identity.world_size):
@@ -381,12 +381,17 @@ class Profile:
             reached.begin(attempt, first_step, time.time_ns())
             self._log.reached = reached.places
         remove_leftovers(self.run_directory, identity.rank)
+        self._reduction = reduction = trace_reduction(context)
+        if goes_to_url:
+            reduces = reduction is not None
+            self._upload = NodeUpload(self.run_directory, str(settings.out), identity.rank, reduces=reduces)
         self._captures = CaptureRunner(
             self._agent_link.plan,
             functools.partial(_new_recording, context),
             before_start=self._keep_unprofiled_time,
             before_stepping_aside=self._open_spans.close_all,
             step_time=self._agent_link.step_time,
+            trace_written=None if self._reduction is None else self._reduction.trace_written,
         )
         phase = weakref.WeakMethod(self.phase)
         observed = make_observers(
@@ -405,7 +410,7 @@ class Profile:
         link = self._agent_link
         place = RankPlaceFile(self.run_directory, identity, lambda: link.gpu_uuid)
         place.run_task()
-        own = [self._writer, self._manifest, self._counters, place, self._live_verdict, self._upload]
+        own = [self._writer, self._manifest, self._counters, place, self._live_verdict, self._reduction, self._upload]
         tasks = [*own, *self._run_delay, *made]
         self._background_loop = BackgroundLoop(each for each in tasks if isinstance(each, PeriodicTask))
         self._background_loop.start()
@@ -444,6 +449,8 @@ class Profile:
             run_delay.close()
         if self._captures is not None:
             self._captures.close(record)
+        if self._reduction is not None:
+            self._reduction.close()
         if self._settling is not None:
             self._settling.close()
         if self._writer is not None:
@@ -555,6 +562,7 @@ class Profile:
         cleanups: list[Callable[[], object]] = [self._stop_watching, self._close_annotation, self._listeners.close]
         cleanups += [run_delay.close for run_delay in self._run_delay]
         cleanups += [self._captures.discard] if self._captures is not None else []
+        cleanups += [self._reduction.close] if self._reduction is not None else []
         cleanups += [self._settling.close] if self._settling is not None else []
         cleanups += [self._writer.close] if self._writer is not None else []
         cleanups.append(self._forget_reached)
@@ -643,7 +651,9 @@ def _analyse_run(run_directory: Path, expected: Sequence[Path]) -> Analysis | st
         expected: traces of that capture, which are waited for; missing ones are named in the analysis.
     """
     give_up = time.monotonic() + _TRACES_TIMEOUT_SECONDS
-    while time.monotonic() < give_up and not all(path.exists() for path in expected):
+    while time.monotonic() < give_up and not all(
+        path.exists() or (run_directory / view_path(path)).exists() for path in expected
+    ):
         time.sleep(_POLL_SECONDS)
     try:
         from stepscope.workflow.analyze import analyze

@@ -28,10 +28,12 @@ from stepscope.core.errors import DataError, none_usable
 from stepscope.core.text.numbers import counted
 from stepscope.core.vocabulary import Cause, Notice
 from stepscope.store.counter_records import read_counters
+from stepscope.store.history.questions import MetricHistory
 from stepscope.store.runs import find_manifest, save_analysis, save_timelines
 from stepscope.store.step_records import ranks_without_steps, read_attempts_steps
 from stepscope.workflow.dumps import read_dumps
 from stepscope.workflow.fan_out.engine import HERE, FanOut, Progress, map_of_engine, task_paths
+from stepscope.workflow.history.run_counters import counters_of_history
 from stepscope.workflow.inputs.trace_files import NoCaptureError, find_trace_files
 from stepscope.workflow.job_input import JobInput, read_job, read_untraced_job
 from stepscope.workflow.light_steps import light_steps
@@ -90,6 +92,7 @@ def analyze(
     with_timelines: bool = False,
     network_bytes_per_second: float | None = None,
     recent: RecentSteps | None = None,
+    history: MetricHistory | None = None,
     fan_out: FanOut = HERE,
     on_progress: Progress | None = None,
 ) -> AnalysisResult:
@@ -105,6 +108,7 @@ def analyze(
         network_bytes_per_second: bandwidth of each GPU's network card in one direction, which sets the expected
             bandwidth of collectives between hosts.
         recent: judge a run by these steps alone; None for all.
+        history: has counters of a run that kept none itself.
 
     Raises:
         DataError: no file can be used, or two are of the same rank; a run has neither traces nor steps.
@@ -116,10 +120,10 @@ def analyze(
     except NoCaptureError as error:
         if whole_file or capture is not None or len(paths) > 1:
             raise
-        analysis = _analyse_untraced(error, recent)
+        analysis = _analyse_untraced(error, recent, history)
         is_kept = keep and error.url is None
         return _kept(AnalysisResult(analysis, None), error.run) if is_kept else AnalysisResult(analysis, None)
-    records = None if whole_file or job.run_directory is None else _read_records(job.run_directory, recent)
+    records = None if whole_file or job.run_directory is None else _read_records(job.run_directory, recent, history)
     others = [] if records is None or not records.ranks else _other_captures(job, fan_out)
     analysis, final_views = _analyse(job, records, others, network_bytes_per_second)
     is_latest = capture in (None, job.num_captures)
@@ -167,13 +171,13 @@ def _kept(result: AnalysisResult, run_directory: Path) -> AnalysisResult:
     return replace(result, kept_in=run_directory)
 
 
-def _analyse_untraced(error: NoCaptureError, recent: RecentSteps | None) -> Analysis:
+def _analyse_untraced(error: NoCaptureError, recent: RecentSteps | None, history: MetricHistory | None) -> Analysis:
     """Analyse a run without traces by its step records and dumps.
 
     Raises:
         NoCaptureError: it has no steps either, and its dumps do not show how it ended.
     """
-    job, records = read_untraced_job(error.run), _read_records(error.run, recent)
+    job, records = read_untraced_job(error.run), _read_records(error.run, recent, history)
     facts = _run_facts(job, records, [])
     context = replace(job.context, notices=(*records.notices, *job.context.notices))
     most_ranks = records.ranks[-1].rank + 1 if records.ranks else 0
@@ -237,10 +241,14 @@ class _StepRecords(NamedTuple):
     dumps: RunDumps
 
 
-def _read_records(run_directory: Path, recent: RecentSteps | None = None) -> _StepRecords:
+def _read_records(
+    run_directory: Path, recent: RecentSteps | None = None, history: MetricHistory | None = None
+) -> _StepRecords:
     ranks, notices = read_attempts_steps(run_directory, most_bytes=None if recent is None else recent.most_bytes)
     counters, unread = read_counters(run_directory)
     manifest = find_manifest(run_directory)
+    if history is not None and not counters and manifest is not None:
+        counters, unread = counters_of_history(history, run_directory, manifest, ranks)
     notices += [] if manifest is None else _still_running(ranks, manifest.attempts)
     ranks = ranks if recent is None else recent.of(ranks)
     world_size = len(ranks) if manifest is None else manifest.world_size

@@ -246,7 +246,15 @@ def _begun_profile() -> Profile | None:
     options = take_options(os.environ)
     if options is None or is_measured():
         return None
-    prof = profile(options.run, options.out, options.schedule, options.ranks, with_stack=options.with_stack)
+    prof = profile(
+        options.run,
+        options.out,
+        options.schedule,
+        options.ranks,
+        with_stack=options.with_stack,
+        reduce=options.reduce,
+        keep_traces=options.keep_traces,
+    )
     prof.gives_way = True
     return prof.__enter__()
 

@@ -29,7 +29,7 @@ from stepscope.reference_workloads.processes import RankFailedError
 from stepscope.store.runs import NotAnalysedError, UnknownRunError
 from stepscope.workflow.fan_out.tasks import KilledError
 from stepscope.workflow.inputs.paths import OnlyRunError
-from stepscope.workflow.inputs.trace_files import NoCaptureError
+from stepscope.workflow.inputs.trace_files import NoCaptureError, ReducedTraceError
 from stepscope.workflow.transfer.upload_runs import UploadInUseError
 from stepscope.workflow.views.view_format import UnusableViewError
 
@@ -45,6 +45,7 @@ _ERRORS: tuple[type[StepscopeError], ...] = (
     KilledError,
     NotAnalysedError,
     NoCaptureError,
+    ReducedTraceError,
     OnlyRunError,
     RankFailedError,
     AddressInUseError,

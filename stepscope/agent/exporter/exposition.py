@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from stepscope.core.metrics import DefaultSeries, Metric, MetricKind
 from stepscope.core.metrics.agent import AGENT_METRICS, FLEET_METRICS, HEALTH_METRICS, JOB_METRICS, TRAINING_METRICS
 from stepscope.core.metrics.gpu import FABRIC_METRICS, GPU_METRICS
 from stepscope.core.metrics.host import HOST_METRICS
-from stepscope.core.metrics.readings import Labels, Reading
+from stepscope.core.metrics.readings import Labels, ReadingSelection
 
 CATALOGUE: dict[str, Metric] = {
     metric.name: metric
@@ -66,6 +66,11 @@ class MetricSeries:
         for labels, value in self.values.items():
             family.samples.append(Sample(self.name, {name: _unicode(text) for name, text in labels}, value))
         return family
+
+
+def exported_readings(selection: Mapping[str, DefaultSeries]) -> ReadingSelection[Labels, str]:
+    """Readings of metrics that may be on the page, and of unknown ones, which are counted there."""
+    return ReadingSelection(lambda metric, labels: (labels, metric) if selection.get(metric) is not _NONE else None)
 
 
 class LabelTexts:
@@ -125,12 +130,13 @@ class MetricFamilies:
         else:
             series.values[labels] = value
 
-    def add_readings(self, collector: str, readings: Iterable[Reading]) -> None:
-        """Add the readings of one collector: most are of a metric that is not selected, or of one that is known."""
-        selection = self._selection
-        for reading in readings:
-            if selection.get(reading.metric) is not _NONE:
-                self.add(collector, reading.metric, reading.labels, reading.value)
+    def add_readings(
+        self, collector: str, readings: Iterable[tuple[Labels, Sequence[str], Sequence[float], int]]
+    ) -> None:
+        """Add the readings of one collector, as `exported_readings` selects them."""
+        for labels, names, values, _ in readings:
+            for name, value in zip(names, values, strict=True):
+                self.add(collector, name, labels, value)
 
     def in_order(self) -> list[MetricSeries]:
         """Series with a value, in the catalogue's order."""

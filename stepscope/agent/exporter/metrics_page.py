@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain
 from math import inf
 from typing import Any
 
@@ -23,6 +24,7 @@ from stepscope.agent.exporter.exposition import (
     LabelTexts,
     MetricFamilies,
     MetricSeries,
+    exported_readings,
     exposition_text,
 )
 from stepscope.agent.exporter.process_metrics import ProcessMetrics
@@ -31,7 +33,7 @@ from stepscope.core.hardware.devices import Device, DeviceJoin, device_of
 from stepscope.core.metrics import DefaultSeries, MetricKind
 from stepscope.core.metrics.agent import AGENT
 from stepscope.core.metrics.gpu import BY_NAME, GPU_METRICS
-from stepscope.core.metrics.readings import GPU, GPU_LABELS, Collection, Labels, Reading, labels_of
+from stepscope.core.metrics.readings import GPU, GPU_LABELS, Collection, Labels, Reading, ReadingSelection, labels_of
 
 _OF_THE_AGENT = "agent"
 SAMPLED = frozenset(one.name for one in GPU_METRICS if not one.name.startswith((GPU + "xid_", GPU + "up")))
@@ -93,6 +95,7 @@ class MetricsPage:
     ) -> None:
         self._states = states
         self._selection = selection
+        self._exported = exported_readings(selection)
         self._dcgm_names = dcgm_names
         self._hostname = node_name(hostname or "")
         self._log_lines_dropped = log_lines_dropped
@@ -171,10 +174,10 @@ class MetricsPage:
         """
         states = self._states() if states is None else states
         now_ns, families = self._wall_clock_ns(), MetricFamilies(self._texts, self._selection)
-        shown: list[Reading] = []
+        shown: list[Sequence[Reading]] = []
         families.add(_OF_THE_AGENT, AGENT + "info", labels_of(version=__version__), 1.0)
         families.add(_OF_THE_AGENT, AGENT + "log_lines_dropped_total", (), self._log_lines_dropped())
-        families.add_readings(_OF_THE_AGENT, self._own_readings())
+        families.add_readings(_OF_THE_AGENT, self._exported.of(self._own_readings()))
         is_stale = [one.is_older_than(self._stale_seconds) for one in states]
         fresh = [Collection() if old else one.collection for one, old in zip(states, is_stale, strict=True)]
         for state, old, (readings, num_doubles) in zip(
@@ -184,13 +187,14 @@ class MetricsPage:
                 families.dropped[state.name, "stale"] += len(state.collection.readings)
             if num_doubles:
                 families.dropped[state.name, "told_before"] += num_doubles
-            families.add_readings(state.name, readings)
-            shown += readings
+            families.add_readings(state.name, self._exported.of(readings))
+            shown.append(readings)
             _add_source_state(families, state, now_ns, with_content=not old)
         for (collector, reason), count in list(families.dropped.items()):
             labels = labels_of(collector=collector, reason=reason)
             families.add(_OF_THE_AGENT, AGENT + "readings_dropped", labels, count)
-        beside = dcgm_series(shown, self._dcgm_names, hostname=self._hostname) if self._dcgm_names else []
+        every = chain.from_iterable(shown)
+        beside = dcgm_series(every, self._dcgm_names, hostname=self._hostname) if self._dcgm_names else []
         return [*families.in_order(), *beside]
 
 
@@ -220,23 +224,19 @@ def _add_source_state(families: MetricFamilies, state: SourceState, now_ns: int,
 
 def _newest(readings: Sequence[Reading]) -> dict[tuple[str, str], int]:
     """Time of the newest value that was sampled from each GPU."""
-    whole = [one for one in readings if len(one.labels) <= _NUM_LABELS_OF_GPU and one.metric in SAMPLED]
-    newest = _newest_of(whole)
-    gpus = {_gpu_of(one.labels) for one in readings if one.metric in _FACTS}
+    newest = _newest_of(_SAMPLED_WHOLE.of(readings))
+    gpus = {gpu for gpu, _, _, _ in _OF_GPUS.of(readings)}
     if gpus <= newest.keys():
         return newest
-    return _newest_of([one for one in readings if one.metric in SAMPLED])  # one with values of its instances alone
+    return _newest_of(_SAMPLED.of(readings))  # one with values of its instances alone
 
 
-def _newest_of(readings: Iterable[Reading]) -> dict[tuple[str, str], int]:
+def _newest_of(
+    readings: Iterable[tuple[tuple[str, str], Sequence[bool], Sequence[float], int]],
+) -> dict[tuple[str, str], int]:
     newest: dict[tuple[str, str], int] = {}
-    labels: Labels | None = None
-    gpu = ("", "")
-    for reading in readings:
-        if reading.labels is not labels:  # those of one GPU mostly come one after the other
-            labels, gpu = reading.labels, _gpu_of(reading.labels)
-        if reading.time_ns > newest.get(gpu, 0):
-            newest[gpu] = reading.time_ns
+    for gpu, _, _, time_ns in readings:
+        newest[gpu] = max(time_ns, newest.get(gpu, 0))
     return newest
 
 
@@ -253,13 +253,25 @@ _FACTS = frozenset({_UP, _GPU_INFO})
 _GPU_LABELS = frozenset(GPU_LABELS)
 
 
+def _sampled(metric: str, labels: Labels) -> tuple[tuple[str, str], bool] | None:
+    return (_gpu_of(labels), True) if metric in SAMPLED else None
+
+
+_SAMPLED = ReadingSelection(_sampled)
+_SAMPLED_WHOLE = ReadingSelection(
+    lambda metric, labels: _sampled(metric, labels) if len(labels) <= _NUM_LABELS_OF_GPU else None
+)
+_OF_GPUS = ReadingSelection(lambda metric, labels: (_gpu_of(labels), True) if metric in _FACTS else None)
+_ANSWERS = ReadingSelection(lambda metric, labels: (labels, True) if metric == _UP else None)
+
+
 def readings_without_duplicates(collections: Sequence[Collection]) -> list[tuple[Sequence[Reading], int]]:
     """Readings to export of each source: those that no source before it has of the same device; and how many others.
 
     Args:
         collections: of the sources, in the order of their trust.
     """
-    of_gpus = [any(reading.metric == _UP for reading in one.readings) for one in collections]
+    of_gpus = [any(True for _ in _ANSWERS.of(one.readings)) for one in collections]
     if sum(of_gpus) < 2:
         return [(one.readings, 0) for one in collections]
     join, reported = DeviceJoin(), set[tuple[object, ...]]()

@@ -14,7 +14,7 @@ from stepscope.collectors.host.cgroups import cgroup_with_parents
 from stepscope.core.hardware.devices import Device, DeviceJoin, device_of
 from stepscope.core.hardware.gpu_catalogue import board_power_watts
 from stepscope.core.metrics.agent import TRAINING
-from stepscope.core.metrics.readings import CGROUP, GPU, HOST, PROCESS, Labels, Reading, labels_of
+from stepscope.core.metrics.readings import CGROUP, GPU, HOST, PROCESS, Labels, ReadingSelection, labels_of
 
 _STALE_NS = int(STALE_SECONDS * 1e9)
 _FACTS_AND_SUMS = (
@@ -34,7 +34,8 @@ _COUNTERS = frozenset(
     f"{GPU}{link}_{direction}_bytes_total" for link in ("nvlink", "pcie") for direction in _DIRECTIONS
 )
 _INFO, _REASON, _PROCESSES, _LINKS = (GPU + name for name in ("info", "throttle_reason", "processes", "nvlink_links"))
-_GPU_METRICS = frozenset(_NAMES) | _COUNTERS | {_INFO, _REASON, _PROCESSES, _LINKS}
+_LABEL_OF = {_INFO: "name", _REASON: "reason", _LINKS: "state", _PROCESSES: ""}
+"""Labels that say what such a reading is of."""
 
 
 @dataclass(slots=True)
@@ -112,6 +113,24 @@ def gpu_values_by_device(states: Sequence[SourceState], until_ns: float = inf) -
     }
 
 
+def _use_of_gpu(metric: str, labels: Labels) -> tuple[Device, str] | None:
+    """The device of a reading that fleet classes have once, and its name there."""
+    device = device_of(labels) if metric in _NAMES else None
+    return None if device is None else (device, _NAMES[metric])
+
+
+def _other_use_of_gpu(metric: str, labels: Labels) -> tuple[Device, tuple[str, str]] | None:
+    """The device of another reading that fleet classes need, the metric, and what its labels say."""
+    device = device_of(labels) if metric in _LABEL_OF or metric in _COUNTERS else None
+    if device is None:
+        return None
+    label = _label(labels, _LABEL_OF.get(metric, ""))
+    return None if metric == _LINKS and label != "up" else (device, (metric, label))
+
+
+_VALUES, _OTHERS = ReadingSelection(_use_of_gpu), ReadingSelection(_other_use_of_gpu)
+
+
 def _add_source(
     found: dict[Device, GpuValues],
     state: SourceState,
@@ -120,37 +139,37 @@ def _add_source(
     until_ns: float,
 ) -> None:
     """Add the values of one source that are neither older nor newer than these times."""
-    labels: Labels | None = None
-    values: GpuValues | None = None
-    for reading in state.collection.readings:
-        if reading.metric in _GPU_METRICS and oldest_ns < reading.time_ns <= until_ns:
-            if reading.labels is not labels:  # those of one GPU mostly come one after the other
-                labels, named = reading.labels, device_of(reading.labels)
-                values = None
-                if named is not None:
-                    device = first(named)
-                    values = found.get(device) or found.setdefault(device, GpuValues(device))
-            if values is not None:
-                _add_reading(values, reading, state.name)
+
+    def of(named: Device) -> GpuValues:
+        device = first(named)
+        return found.get(device) or found.setdefault(device, GpuValues(device))
+
+    for named, names, values, time_ns in _VALUES.of(state.collection.readings):
+        if oldest_ns < time_ns <= until_ns:
+            into = of(named)
+            into.values = {**dict(zip(names, values, strict=True)), **into.values}
+            into.newest_ns = max(into.newest_ns, time_ns)
+    for named, uses, values, time_ns in _OTHERS.of(state.collection.readings):
+        if oldest_ns < time_ns <= until_ns:
+            into = of(named)
+            for (metric, label), value in zip(uses, values, strict=True):
+                _add_other(into, metric, label, value, time_ns, state.name)
 
 
-def _add_reading(into: GpuValues, reading: Reading, source: str) -> None:
-    metric = reading.metric
-    if metric in _NAMES:
-        into.values.setdefault(_NAMES[metric], reading.value)
-        into.newest_ns = max(into.newest_ns, reading.time_ns)
+def _add_other(into: GpuValues, metric: str, label: str, value: float, time_ns: int, source: str) -> None:
+    if metric == _REASON:
+        into.reasons = into.reasons or set()
+        if value:
+            into.reasons.add(label)
     elif metric in _COUNTERS:
-        into.counters.setdefault(metric.removeprefix(GPU), (reading.value, reading.time_ns))
+        into.counters.setdefault(metric.removeprefix(GPU), (value, time_ns))
     elif metric == _INFO:
-        into.name = into.name or _label(reading.labels, "name")
-    elif metric == _REASON:
-        holds = {_label(reading.labels, "reason")} if reading.value else set()
-        into.reasons = holds if into.reasons is None else into.reasons | holds
-    elif metric == _LINKS and _label(reading.labels, "state") == "up":
-        into.num_links = reading.value
-    elif metric == _PROCESSES and into.processes_by in ("", source):
+        into.name = into.name or label
+    elif metric == _LINKS:
+        into.num_links = value
+    elif into.processes_by in ("", source):
         into.processes_by = source
-        into.num_processes = (into.num_processes or 0.0) + reading.value
+        into.num_processes = (into.num_processes or 0.0) + value
 
 
 def _label(labels: Labels, name: str) -> str:
@@ -280,9 +299,9 @@ class HostHistory:
             return
         counters = _HostCounters(time_ns)
         for state in states:
-            for reading in state.collection.readings:
-                if reading.metric in _HOST_METRICS:
-                    _take_host_reading(counters, reading)
+            for pairs, metrics, values, _ in _OF_HOST.of(state.collection.readings):
+                for metric, value in zip(metrics, values, strict=True):
+                    _take_host_reading(counters, metric, pairs, value)
         self._history.append(counters)
 
     def use_of(self, uuid: str, seconds: float) -> HostUse:
@@ -314,28 +333,31 @@ class HostHistory:
         )
 
 
-def _take_host_reading(counters: _HostCounters, reading: Reading) -> None:
-    labels = dict(reading.labels)
+_OF_HOST = ReadingSelection(lambda metric, labels: (labels, metric) if metric in _HOST_METRICS else None)
+
+
+def _take_host_reading(counters: _HostCounters, metric: str, pairs: Labels, value: float) -> None:
+    labels = dict(pairs)
     pid, group = labels.get("pid", ""), labels.get("cgroup", "")
-    if reading.metric == _CPU:
-        counters.cpu[pid] = counters.cpu.get(pid, 0.0) + reading.value
-    elif reading.metric == _PROCESS_INFO:
+    if metric == _CPU:
+        counters.cpu[pid] = counters.cpu.get(pid, 0.0) + value
+    elif metric == _PROCESS_INFO:
         counters.cgroups[pid] = group
-    elif reading.metric == _STOPPED:
-        counters.stopped[group] = reading.value
-    elif reading.metric in _WAITS and labels.get("resource") == "io" and labels.get("share") == "some":
-        counters.waited[group] = reading.value
-    elif reading.metric in _PORTS:
-        direction = _PORTS[reading.metric]
-        counters.ports[direction] = counters.ports.get(direction, 0.0) + reading.value
-    elif reading.metric == _RANK:
+    elif metric == _STOPPED:
+        counters.stopped[group] = value
+    elif metric in _WAITS and labels.get("resource") == "io" and labels.get("share") == "some":
+        counters.waited[group] = value
+    elif metric in _PORTS:
+        direction = _PORTS[metric]
+        counters.ports[direction] = counters.ports.get(direction, 0.0) + value
+    elif metric == _RANK:
         rank = labels_of(run=labels.get("run", ""), rank=labels.get("rank", ""))
         counters.ranks.setdefault(labels.get("uuid", ""), []).append((pid, rank))
-    elif reading.metric == _STEP:
-        counters.steps[reading.labels] = reading.value
-    elif reading.metric == _DATA:
-        counters.data_waits[reading.labels] = reading.value
-    elif reading.metric == _HOLDS:
+    elif metric == _STEP:
+        counters.steps[pairs] = value
+    elif metric == _DATA:
+        counters.data_waits[pairs] = value
+    elif metric == _HOLDS:
         counters.holders.setdefault(labels.get("uuid", ""), set()).add(pid)
 
 

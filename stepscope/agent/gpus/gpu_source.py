@@ -260,7 +260,7 @@ class SilentGpus:
     """The last report of each GPU that no longer answers its probe: its serial number is needed for its replacement."""
 
     def __init__(self) -> None:
-        self._before: tuple[Reading, ...] = ()
+        self._before: Sequence[Reading] = ()
         self._last: dict[Device, _LastValues] = {}
 
     def observe(self, snapshot: ProbeSnapshot, now_ns: int) -> Collection:

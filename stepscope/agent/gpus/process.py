@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from stepscope.core.metrics.readings import Collection, StreamReader
+from stepscope.core.metrics.readings import Collection
+from stepscope.core.metrics.stream import StreamReader
 from stepscope.core.process import module_command
 
 

@@ -14,7 +14,8 @@ from stepscope.agent.gpus.process import NAMELESS, GpuProbe, ProbeReaper, ProbeS
 from stepscope.agent.gpus.targets import ProbeCounts, ProbeTarget, XidLog
 from stepscope.core.errors import UsageError
 from stepscope.core.hardware.devices import Device, device_in, device_of
-from stepscope.core.metrics.readings import GPU, Collection, CollectionWireError, MissingReason
+from stepscope.core.metrics.readings import GPU, Collection, MissingReason, ReadingSelection
+from stepscope.core.metrics.stream import CollectionWireError
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +72,15 @@ _CRASHED = "reading it ended the process"
 _STUCK = "its driver does not answer, and the process that asked cannot be killed"
 
 
+_ANSWERS = ReadingSelection(lambda metric, labels: (device_of(labels), metric) if metric == _UP else None)
+
+
 def _device_in(parts: Iterable[Collection]) -> Device | None:
     """The GPU by its newest reading that it answers: its index and UUID may have changed."""
-    return next((device_of(one.labels) for part in parts for one in reversed(part.readings) if one.metric == _UP), None)
+    for part in parts:
+        for device, _, _, _ in _ANSWERS.of(part.readings):
+            return device
+    return None
 
 
 class ProbeSupervisor:

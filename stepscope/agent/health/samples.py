@@ -8,7 +8,7 @@ something happened. A counter that restarts (the driver was reloaded) did not sh
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -17,7 +17,16 @@ from stepscope.agent.polling import SourceState
 from stepscope.core.hardware.devices import Device, device_in
 from stepscope.core.hardware.health import Action, Severity
 from stepscope.core.metrics.gpu import SWITCH
-from stepscope.core.metrics.readings import GPU, HOST, Collection, Labels, Missing, MissingReason, Reading
+from stepscope.core.metrics.readings import (
+    GPU,
+    HOST,
+    Collection,
+    Labels,
+    Missing,
+    MissingReason,
+    Reading,
+    ReadingSelection,
+)
 
 
 class SampleState(Enum):
@@ -297,6 +306,11 @@ class _Whose(NamedTuple):
     further: tuple[str, ...]
 
 
+_Use = tuple[str, tuple[str, ...]]
+"""A metric, without its prefix if it is a GPU's, and the values of the reading's further labels."""
+_INFOS = ReadingSelection(lambda metric, labels: (labels, metric) if metric == _INFO else None)
+
+
 class HealthObserver:
     """Joins the states of the sources for the health checks. Remembers which GPU labels name, and the models."""
 
@@ -304,12 +318,16 @@ class HealthObserver:
         self._driver_source = driver_source
         self._stale_ns = int(stale_seconds * 1e9)
         self._whose: dict[Labels, _Whose | None] = {}
+        self._wanted = ReadingSelection(self._use_of)
         self._places: dict[str, Device] = {}
         self._models: dict[str, str] = {}
 
     def observe(self, states: Sequence[SourceState], now_ns: int) -> ObservedMachine:
         """All that the sources, in the order of their trust, report now."""
         observed = ObservedMachine()
+        for state in states:
+            for info, _, _, _ in _INFOS.of(state.collection.readings):
+                self._learn(dict(info))
         for state in states:
             if state.name == self._driver_source:
                 observed.driver = state
@@ -323,50 +341,51 @@ class HealthObserver:
             gpu.model = self._models.get(key, "")
         return observed
 
-    def _read(self, observed: ObservedMachine, source: str, readings: Iterable[Reading], now_ns: int) -> None:
-        oldest_ns = now_ns - self._stale_ns
-        for reading in readings:
-            metric = reading.metric
-            name = _OF_GPU.get(metric)
-            if metric == _INFO:
-                self._learn_place(reading.labels)
-                self._learn_model(reading.labels)
-            elif name is not None:
-                if reading.time_ns > oldest_ns or name in _NOT_DATED:
-                    self._read_gpu(observed, source, name, reading)
-            elif metric in _OF_MACHINE and (reading.time_ns > oldest_ns or metric.startswith(SWITCH)):
-                observed.machine.append((reading, source))
-
-    def _learn_place(self, labels: Labels) -> None:
-        """Note the PCI bus id of a GPU, so that errors of that place count for it."""
-        known = dict(labels)
-        place, uuid = known.get("pci_bus_id"), known.get("uuid")
+    def _learn(self, info: Mapping[str, str]) -> None:
+        """Note the PCI bus id of a GPU, so that errors of that place count for it, and its model."""
+        place, uuid, model = info.get("pci_bus_id"), info.get("uuid"), info.get("name")
         if place and uuid and place not in self._places:
-            self._places[place] = Device(uuid, known.get("gpu", ""))
+            self._places[place] = Device(uuid, info.get("gpu", ""))
             self._whose.clear()
+            self._wanted = ReadingSelection(self._use_of)
+        device = device_in(info)
+        device = self._places.get(device.pci_bus_id, device)
+        if model and device.key and not device.instance:
+            self._models.setdefault(device.key, model)
 
-    def _learn_model(self, labels: Labels) -> None:
-        whose, model = self._whose_is(labels), dict(labels).get("name")
-        if whose is not None and model:
-            self._models.setdefault(whose.device.key, model)
+    def _use_of(self, metric: str, labels: Labels) -> tuple[Device | Labels, _Use] | None:
+        """The GPU of a reading, or the labels of one of the machine's, and what it is for the checks."""
+        name = _OF_GPU.get(metric)
+        if name is not None:
+            whose = self._whose_is(labels)
+            return None if whose is None else (whose.device, (name, whose.further))
+        return (labels, (metric, ())) if metric in _OF_MACHINE else None
 
-    def _read_gpu(self, observed: ObservedMachine, source: str, name: str, reading: Reading) -> None:
-        whose = self._whose_is(reading.labels)
-        if whose is None:
-            return
-        gpu = _gpu_in(observed, whose, source)
-        sample = TimedValue(reading.value, reading.time_ns, source)
+    def _read(self, observed: ObservedMachine, source: str, readings: Sequence[Reading], now_ns: int) -> None:
+        oldest_ns = now_ns - self._stale_ns
+        for whose, uses, values, time_ns in self._wanted.of(readings):
+            is_fresh = time_ns > oldest_ns
+            for (name, further), value in zip(uses, values, strict=True):
+                if isinstance(whose, Device):
+                    if is_fresh or name in _NOT_DATED:
+                        sample = TimedValue(value, time_ns, source)
+                        self._read_gpu(_gpu_in(observed, whose, source), name, further, sample)
+                elif is_fresh or name.startswith(SWITCH):
+                    observed.machine.append((Reading(name, value, whose, time_ns), source))
+
+    def _read_gpu(self, gpu: ObservedGpu, name: str, further: tuple[str, ...], sample: TimedValue) -> None:
+        source = sample.source
         if name == "xid_errors_total":  # some have the PCI bus id alone: they came before the UUID was known
             counts = gpu.parts.setdefault(name, {})
-            before = counts.get(whose.further)
-            counts[whose.further] = sample if before is None else before._replace(value=before.value + sample.value)
+            before = counts.get(further)
+            counts[further] = sample if before is None else before._replace(value=before.value + sample.value)
         elif name == "up":
             if source != self._driver_source and sample.value:
                 gpu.page_ns = sample.time_ns
             if gpu.up is None:
-                gpu.up, gpu.source, gpu.reason = sample, source, whose.further[0] if whose.further else ""
-        elif whose.further:
-            gpu.parts.setdefault(name, {}).setdefault(whose.further, sample)
+                gpu.up, gpu.source, gpu.reason = sample, source, further[0] if further else ""
+        elif further:
+            gpu.parts.setdefault(name, {}).setdefault(further, sample)
         else:
             gpu.values.setdefault(name, sample)
 
@@ -378,7 +397,7 @@ class HealthObserver:
         for missing in collection.missing:
             whose = self._whose_is(missing.labels) if not missing.metric and missing.labels else None
             if whose is not None and not whose.further:
-                gpu = _gpu_in(observed, whose, source)
+                gpu = _gpu_in(observed, whose.device, source)
                 if gpu.source == source and not gpu.detail:
                     gpu.reason, gpu.detail = missing.reason.value, missing.detail
         for finding in collection.findings:
@@ -410,9 +429,8 @@ class HealthObserver:
         return self._whose[labels]
 
 
-def _gpu_in(observed: ObservedMachine, whose: _Whose, source: str) -> ObservedGpu:
-    key = whose.device.key
-    gpu = observed.gpus.get(key)
+def _gpu_in(observed: ObservedMachine, device: Device, source: str) -> ObservedGpu:
+    gpu = observed.gpus.get(device.key)
     if gpu is None:
-        gpu = observed.gpus[key] = ObservedGpu(whose.device, source, reason=MissingReason.NOT_YET.value)
+        gpu = observed.gpus[device.key] = ObservedGpu(device, source, reason=MissingReason.NOT_YET.value)
     return gpu

@@ -15,6 +15,7 @@ from stepscope.collectors.host.cgroups import cgroup_with_parents
 from stepscope.core.metrics.readings import CGROUP, GPU, HOST, PROCESS, MissingReason, Reading
 from stepscope.core.protocol.counters import (
     COUNTERS_SECONDS,
+    GPU_COUNTERS,
     MAX_OTHERS,
     MAX_SAMPLES,
     Counters,
@@ -26,35 +27,7 @@ from stepscope.core.protocol.counters import (
 from stepscope.core.protocol.messages import encode_message
 
 _KEPT_NS = 60 * 10**9
-_GPU_NAMES = (
-    "sm_clock_hertz",
-    "sm_clock_max_hertz",
-    "memory_clock_hertz",
-    "power_watts",
-    "power_limit_watts",
-    "energy_joules_total",
-    "performance_state",
-    "power_violation_seconds_total",
-    "thermal_violation_seconds_total",
-    "temperature_celsius",
-    "memory_temperature_celsius",
-    "utilization_ratio",
-    "memory_bandwidth_busy_ratio",
-    "graphics_engine_active_ratio",
-    "sm_active_ratio",
-    "sm_occupancy_ratio",
-    "tensor_active_ratio",
-    "dram_active_ratio",
-    "memory_used_bytes",
-    "memory_free_bytes",
-    "pcie_transmit_bytes_per_second",
-    "pcie_receive_bytes_per_second",
-    "pcie_link_generation",
-    "pcie_link_width",
-    "nvlink_transmit_bytes_per_second",
-    "nvlink_receive_bytes_per_second",
-)
-_NAME_OF_GPU = {GPU + name: name for name in _GPU_NAMES}
+_NAME_OF_GPU = {GPU + name: name for name in GPU_COUNTERS}
 _REASON, _HELD = GPU + "throttle_reason", GPU + "process_memory_bytes"
 _TRAFFIC = {
     f"{HOST}{network}_{direction}_bytes_total": f"{network}_{direction}_bytes_total"

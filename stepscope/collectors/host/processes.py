@@ -13,7 +13,7 @@ from pathlib import Path
 from stepscope.collectors.host.files import Fields, Files, not_in_file
 from stepscope.collectors.host.machine import parse_cpu_list
 from stepscope.collectors.readings_builder import NoValue, ReadingsBuilder
-from stepscope.core.metrics.readings import GPU, HOST, PROCESS, Collection, MissingReason
+from stepscope.core.metrics.readings import GPU, HOST, PROCESS, Collection, MissingReason, ReadingSelection
 from stepscope.core.text.numbers import format_cpu_list
 
 _SWITCHES = {"voluntary_ctxt_switches": "voluntary", "nonvoluntary_ctxt_switches": "involuntary"}
@@ -145,20 +145,20 @@ class GpuUsers:
 _INFO, _OF_PROCESS = GPU + "info", GPU + "process_"
 
 
+_GPUS = ReadingSelection(lambda metric, labels: (labels, metric) if metric == _INFO else None)
+_PROCESSES = ReadingSelection(lambda metric, labels: (labels, metric) if metric.startswith(_OF_PROCESS) else None)
+
+
 def gpu_users_of(collection: Collection) -> GpuUsers:
     """Host: the GPUs in a collection, and the host's processes on each; one on a MIG instance is one of its GPU."""
     by_index: dict[str, GpuPlace] = {}
-    for reading in collection.readings:
-        if reading.metric != _INFO:
-            continue
-        labels = dict(reading.labels)
+    for pairs, _, _, _ in _GPUS.of(collection.readings):
+        labels = dict(pairs)
         if labels.get("uuid") and labels.get("pci_bus_id"):
             by_index[labels.get("gpu", labels["uuid"])] = GpuPlace(labels["uuid"], labels["pci_bus_id"])
     processes: dict[int, list[GpuPlace]] = {}
-    for reading in collection.readings:
-        if not reading.metric.startswith(_OF_PROCESS):
-            continue
-        labels = dict(reading.labels)
+    for pairs, _, _, _ in _PROCESSES.of(collection.readings):
+        labels = dict(pairs)
         if not labels.get("pid", "").isdecimal():
             continue
         places = processes.setdefault(int(labels["pid"]), [])

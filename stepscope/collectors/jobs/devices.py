@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stepscope.core.hardware.devices import OLD_MIG_UUID, Device, DeviceJoin, device_in, device_of
-from stepscope.core.metrics.readings import GPU, Collection, Labels, Reading
+from stepscope.core.metrics.readings import GPU, Collection, Labels, Reading, ReadingSelection
 
 _ACTIVITY = tuple(GPU + name for name in ("utilization_ratio", "graphics_engine_active_ratio", "sm_active_ratio"))
 _PROCESS_MEMORY, _PROCESS_SM_TIME = GPU + "process_memory_bytes", GPU + "process_sm_utilization_ratio"
@@ -72,6 +72,14 @@ def device_usages_of(collections: Iterable[Collection]) -> list[DeviceUsage]:
     return survey.devices()
 
 
+def _labels_and_metric(metric: str, labels: Labels) -> tuple[Labels, str] | None:
+    is_used = metric in _READ or ((named := device_of(labels)) is not None and named.instance)
+    return (labels, metric) if is_used else None
+
+
+_USED_HERE = ReadingSelection(_labels_and_metric)
+
+
 class _Survey:
     """Devices found in the sources so far; GPUs by `DeviceJoin.gpu_of`."""
 
@@ -86,9 +94,10 @@ class _Survey:
         """Add one source: first its devices, then the processes that hold them."""
         first = self._join.source(collection)
         by_labels: dict[Labels, list[Reading]] = {}
-        for reading in collection.readings:
-            if reading.metric in _READ or ((named := device_of(reading.labels)) is not None and named.instance):
-                by_labels.setdefault(reading.labels, []).append(reading)
+        for whose, metrics, values, time_ns in _USED_HERE.of(collection.readings):
+            by_labels.setdefault(whose, []).extend(
+                [Reading(metric, value, whose, time_ns) for metric, value in zip(metrics, values, strict=True)]
+            )
         of_devices, of_processes = [], []
         for pairs, readings in by_labels.items():
             labels = dict(pairs)

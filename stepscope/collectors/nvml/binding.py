@@ -16,7 +16,7 @@ from stepscope.collectors.readings_builder import NoValue, ReadingsBuilder, scal
 from stepscope.core.errors import UnreachableError
 from stepscope.core.metrics import Unit
 from stepscope.core.metrics.gpu import BY_NAME
-from stepscope.core.metrics.readings import GPU, Labels, MissingReason, Reading
+from stepscope.core.metrics.readings import GPU, Labels, MissingReason
 
 Nvml = Any
 """A `NvmlLibrary`: its calls have no types."""
@@ -163,7 +163,7 @@ _PERFORMANCE_STATE = GPU + "performance_state"
 _FIRST_DOUBTFUL = 2**31
 """From here on a raw number may be a sentinel, or a negative one that was read as unsigned."""
 _BOUNDED_METRICS = frozenset(
-    {name for name, metric in BY_NAME.items() if metric.unit is Unit.RATIO} | {_PERFORMANCE_STATE}
+    {name for name, metric in BY_NAME.items() if metric.unit in (Unit.RATIO, Unit.CELSIUS)} | {_PERFORMANCE_STATE}
 )
 """Metrics with a greatest value below that."""
 _METRIC_OF_SHORT_NAME = {name.removeprefix(GPU): name for name in BY_NAME}
@@ -209,7 +209,8 @@ class GpuReadings(ReadingsBuilder):
         labels = self.with_labels(further) if further else self.labels
         value = raw * scale if scale >= 1.0 else scaled(raw, scale)
         if (0.0 <= value <= 1.0 or (value > 1.0 and metric not in _BOUNDED_METRICS)) and raw < _FIRST_DOUBTFUL:
-            self.readings.append(Reading(metric, value, labels, self.time_ns))  # as nearly all are
+            self._names.append((metric, labels))  # as nearly all are
+            self._values.append(value)
         else:
             self.add_labelled(metric, self._checked_raw(metric, raw, value, labels), labels)
 

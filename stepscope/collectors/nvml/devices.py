@@ -305,11 +305,10 @@ class GpmSampler:
 
     def _add_metrics(self, request: Any, into: binding.GpuReadings) -> None:
         dropped = []
-        for slot, entry in zip(request.metrics, self._wanted, strict=False):
+        for (code, value), entry in zip(request.values(), self._wanted, strict=True):
             _, name, scale = entry
-            code = slot.nvmlReturn
             if code == 0:
-                into.add_raw(name, slot.value, scale)
+                into.add_raw(name, value, scale)
             elif code == binding.NOT_SUPPORTED:
                 dropped.append(entry)
             else:

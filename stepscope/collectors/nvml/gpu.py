@@ -20,6 +20,9 @@ class PollPart(StrEnum):
     SLOW = "slow"  # limits, links, memory errors, processes
 
 
+_POLLS_UNTIL_ASKED_AGAIN = 6
+"""Slow polls, of ten seconds each: what was not supported is then asked again, as ECC or a service of the driver may be
+on since."""
 NVSWITCH = "switch"
 _LINK_TO_GPU, _LINK_TO_SWITCH = 0, 2
 """nvmlIntNvLinkDeviceType_t."""
@@ -41,6 +44,7 @@ class NvmlGpu:
         self._labels = identity.labels
         self._nvml = nvml
         self._handle = handle
+        self._slow_polls = 0
         self._reset_queries()
         self._gpm = GpmSampler(nvml, handle)
         self._processes = ProcessReader(nvml, handle)
@@ -49,11 +53,15 @@ class NvmlGpu:
 
     def _reset_queries(self) -> None:
         """Query everything again, also what was not supported."""
+        self._ask_again()
+        self._nvlinks = Nvlinks()
+
+    def _ask_again(self) -> None:
+        """The same without NVLinks, which take 0.3 ms a link and counter, and have none in a GPU without."""
         self._fast_queries = queries.QueryTable(queries.FAST_POLL_QUERIES)
         self._fast_fields = queries.FieldBatch(queries.FAST_POLL_FIELDS)
         self._slow_queries = queries.QueryTable(queries.SLOW_POLL_QUERIES)
         self._slow_fields = queries.FieldBatch(queries.SLOW_POLL_FIELDS)
-        self._nvlinks = Nvlinks()
 
     def read(self, part: PollPart, time_ns: int) -> Collection:
         """Read a part once; of a GPU that turns out to be lost, what it still reported and why there is no more."""
@@ -62,13 +70,13 @@ class NvmlGpu:
             instances = self._read_fast(into) if part is PollPart.FAST else self._read_slow(into)
         except binding.GpuUnusableError as error:
             self.is_usable = False
-            with suppress(binding.GpuUnusableError):
-                self._events.read(into)  # nobody listens to this GPU from here on, and its XID may have just come
+            with suppress(binding.GpuUnusableError):  # nobody listens from here on, and its XID may have just come
+                self._events.read(into, is_split=self._mig.is_on)
             return Collection.joined((into.collection(), unusable_gpu_collection(into, error)))
         return Collection.joined((into.collection(), instances))
 
     def _read_fast(self, into: binding.GpuReadings) -> Collection:
-        self._events.read(into)  # first: a GPU that was just lost has an XID
+        self._events.read(into, is_split=self._mig.is_on)  # first: a GPU that was just lost has an XID
         self._fast_queries.read(self._nvml, self._handle, into)
         self._fast_fields.read(self._nvml, self._handle, into)
         self._gpm.read(into)
@@ -82,11 +90,14 @@ class NvmlGpu:
         self._mig.update()
         if self._mig.is_on != was_split:  # without a reset from Hopper on; with MIG the whole GPU has no utilisation
             self._reset_queries()
+        elif self._slow_polls and self._slow_polls % _POLLS_UNTIL_ASKED_AGAIN == 0:
+            self._ask_again()
+        self._slow_polls += 1
         into.add("info", 1, **dict(self.identity.facts))
         self._slow_queries.read(self._nvml, self._handle, into)
         self._slow_fields.read(self._nvml, self._handle, into)
         self._nvlinks.read(self._nvml, self._handle, into)
-        self._processes.read(into)
+        self._processes.read(into, is_split=self._mig.is_on)
         return Collection()
 
     def _unified_memory(self, into: binding.GpuReadings) -> None:
@@ -159,7 +170,8 @@ class ProcessReader:
         self._seen_us = 0
         self.memory_bytes: int | None = None
 
-    def read(self, into: binding.GpuReadings) -> None:
+    def read(self, into: binding.GpuReadings, *, is_split: bool) -> None:
+        """Add the processes; of a GPU that is not split, an instance that a process is said to be in is none."""
         kinds: dict[int, list[str]] = {}
         found: dict[int, Any] = {}
         for kind, function in _PROCESS_LISTS:
@@ -178,7 +190,7 @@ class ProcessReader:
         self.memory_bytes = None if None in held else sum(one for one in held if one is not None)
         by_memory = sorted(found.values(), key=lambda process: (-(_memory_of(process) or 0), process.pid))
         for process in by_memory[:_MAX_PROCESSES]:
-            self._add_process(process, "+".join(kinds[process.pid]), into)
+            self._add_process(process, "+".join(kinds[process.pid]), into, is_split=is_split)
         if len(by_memory) > _MAX_PROCESSES:
             into.note(
                 "processes_left_out",
@@ -186,9 +198,9 @@ class ProcessReader:
             )
         self._utilization(into, {process.pid for process in by_memory[:_MAX_PROCESSES]})
 
-    def _add_process(self, process: Any, kind: str, into: binding.GpuReadings) -> None:
+    def _add_process(self, process: Any, kind: str, into: binding.GpuReadings, *, is_split: bool) -> None:
         further = {"kind": kind, "pid": process.pid}
-        if process.gpuInstanceId != _NO_INSTANCE:
+        if is_split and process.gpuInstanceId != _NO_INSTANCE:
             further["gpu_instance"] = process.gpuInstanceId
         if _memory_of(process) is None:
             into.add("process_memory_bytes", _MEMORY_NOT_REPORTED, **further)
@@ -244,8 +256,8 @@ class XidListener:
         except Exception as error:
             self._why_not = binding.nvml_reason_of_error(nvml, error)
 
-    def read(self, into: binding.GpuReadings) -> None:
-        """Add the events that came since the last reading."""
+    def read(self, into: binding.GpuReadings, *, is_split: bool) -> None:
+        """Add the events that came since the last reading; without MIG an event is of no instance."""
         if self._why_not is not None:
             into.add("xid_errors_total", self._why_not)
             return
@@ -258,7 +270,7 @@ class XidListener:
                 return
             if event.eventType == _XID_EVENT:
                 labels = with_labels(self._gpu_labels(event, into), xid=event.eventData)
-                if event.gpuInstanceId != _NO_INSTANCE:
+                if is_split and event.gpuInstanceId != _NO_INSTANCE:
                     labels = with_labels(labels, gpu_instance=event.gpuInstanceId)
                 into.findings.append(Finding("xid", f"XID {event.eventData}", labels, into.time_ns))
         into.note("xid_storm", f"more than {_MAX_EVENTS} XIDs came at once; the rest follows at the next reading")

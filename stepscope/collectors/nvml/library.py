@@ -8,8 +8,9 @@ where an NVLink ends.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from ctypes import Structure, byref, c_char, c_char_p, c_double, c_int, c_longlong, c_uint, c_ulonglong, c_void_p
+from struct import Struct
 from typing import Any
 
 LIBRARY = "libnvidia-ml.so.1"
@@ -162,6 +163,10 @@ class GpmMetric(Structure):
     )
 
 
+_CODE_AND_VALUE = Struct("@4xId24x")
+"""A `GpmMetric`: a view of each of its members would take most of the time of reading them."""
+
+
 class GpmMetrics(Structure):
     """nvmlGpmMetricsGet_t, whose library reads and writes no more metrics than it is asked for."""
 
@@ -169,6 +174,11 @@ class GpmMetrics(Structure):
         *(("version", c_uint), ("numMetrics", c_uint), ("sample1", Pointer), ("sample2", Pointer)),
         ("metrics", GpmMetric * 477),
     )
+
+    def values(self) -> Iterator[tuple[int, float]]:
+        """Return code and value of each metric that was asked for."""
+        size = ctypes.sizeof(GpmMetric)
+        return _CODE_AND_VALUE.iter_unpack(memoryview(self.metrics).cast("B")[: self.numMetrics * size])
 
 
 _ONE_UINT, _TWO_UINTS, _ONE_LONG = (c_uint,), (c_uint, c_uint), (c_ulonglong,)
@@ -294,21 +304,13 @@ class NvmlLibrary:
 
     def nvmlDeviceGetRetiredPages(self, handle: Pointer, cause: int) -> list[int]:
         """Addresses of the pages."""
-        count = c_uint(0)
-        self._call("nvmlDeviceGetRetiredPages", handle, cause, byref(count), None, allowed=_INSUFFICIENT_SIZE)
-        count.value = 2 * count.value + 5
-        pages = (c_ulonglong * count.value)()
-        self._call("nvmlDeviceGetRetiredPages", handle, cause, byref(count), pages)
-        return list(pages[: count.value])
+        name = "nvmlDeviceGetRetiredPages"
+        return list(self._listed(c_ulonglong, name, lambda count, into: (handle, cause, count, into)))
 
     def nvmlDeviceGetProcessUtilization(self, handle: Pointer, since_us: int) -> Sequence[ProcessUtilization]:
         """Samples of the processes."""
-        count, since, name = c_uint(0), c_ulonglong(since_us), "nvmlDeviceGetProcessUtilization"
-        if self._call(name, handle, None, byref(count), since, allowed=_INSUFFICIENT_SIZE) == _SUCCESS:
-            return ()
-        samples = (ProcessUtilization * count.value)()
-        self._call(name, handle, samples, byref(count), since)
-        return samples[: count.value]
+        since, name = c_ulonglong(since_us), "nvmlDeviceGetProcessUtilization"
+        return self._listed(ProcessUtilization, name, lambda count, into: (handle, into, count, since))
 
     def nvmlDeviceRegisterEvents(self, handle: Pointer, events: int, into: Pointer) -> None:
         self._call("nvmlDeviceRegisterEvents", handle, c_ulonglong(events), into)
@@ -353,6 +355,22 @@ class NvmlLibrary:
         self._call(symbol, handle, byref(into))
         return into
 
+    def _listed(self, kind: type[Any], symbol: str, arguments: Callable[[Any, Any], tuple[Any, ...]]) -> Sequence[Any]:
+        """What a call lists. Asked without room it gives the number: the driver with an error, NVIDIA's mock without.
+
+        Args:
+            arguments: of the call, by those for the number and the room.
+        """
+        count = c_uint(0)
+        self._call(symbol, *arguments(byref(count), None), allowed=_INSUFFICIENT_SIZE)
+        if not count.value:
+            return ()
+        count.value = 2 * count.value + 5  # there may be more since
+        into = (kind * count.value)()
+        self._call(symbol, *arguments(byref(count), into))
+        found: Sequence[Any] = into[: count.value]
+        return found
+
     def _numbers(self, symbol: str, kinds: tuple[type[Any], ...]) -> Callable[..., Any]:
         function = self._function(symbol)
 
@@ -394,13 +412,7 @@ class NvmlLibrary:
 
     def _processes(self, symbol: str) -> Callable[..., Sequence[ProcessInfo]]:
         def ask(handle: Pointer) -> Sequence[ProcessInfo]:
-            count = c_uint(0)
-            if self._call(symbol, handle, byref(count), None, allowed=_INSUFFICIENT_SIZE) == _SUCCESS:
-                return ()
-            count.value = 2 * count.value + 5  # more may have started since
-            processes = (ProcessInfo * count.value)()
-            self._call(symbol, handle, byref(count), processes)
-            return processes[: count.value]
+            return self._listed(ProcessInfo, symbol, lambda count, into: (handle, count, into))
 
         return ask
 

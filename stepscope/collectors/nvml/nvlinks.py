@@ -28,7 +28,7 @@ in 50 s."""
 _NO_SUCH = (binding.NOT_SUPPORTED, binding.INVALID_ARGUMENT)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Counter:
     """One count of errors.
 
@@ -160,8 +160,9 @@ class Nvlinks:
 
     def _ask_counter(self, nvml: binding.Nvml, handle: binding.Handle, counter: _Counter, links: list[int]) -> None:
         """Read NVML's counter of these links, where no field tells as much."""
-        is_told = any(self._counts[one] for one in _COUNTERS if counter.kind.startswith(one.kind) and one.of_link)
-        if counter.number is None or counter in self._totals or is_told:
+        if counter.number is None or counter in self._totals:
+            return
+        if any(self._counts[one] for one in _COUNTERS if counter.kind.startswith(one.kind) and one.of_link):
             return
         for link in links:
             key = (-1 - counter.number, link)  # no field's

@@ -5,7 +5,7 @@
         or {"index": 0, "missing": [reason, detail]}
     {"do": "sweep", "keys": [...]}   read these GPUs
         for each {"key": ..., "parts": {part: message}, "usable": true, "seconds": 0.01}; each part of a GPU is a stream
-        of `core.metrics.readings`
+        of `core.metrics.stream`
     each ends with {"end": true}; {"unusable": [reason, detail]} instead: no GPU can be asked, the process ends
 
 Answers are sent one by one: the GPU after the last answer is the one at which the driver hangs.
@@ -25,7 +25,7 @@ from typing import Any
 
 from stepscope.collectors.nvml.binding import DriverUnusableError
 from stepscope.collectors.nvml.collector import GpuTarget, NvmlCollector
-from stepscope.core.metrics.readings import StreamWriter
+from stepscope.core.metrics.stream import StreamWriter
 from stepscope.core.process import signal_at_parent_death, trim_memory
 
 _AS_JSON = json.JSONEncoder(separators=(",", ":")).encode

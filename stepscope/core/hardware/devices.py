@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from stepscope.core.metrics.readings import GPU, Collection, Labels
+from stepscope.core.metrics.readings import GPU, Collection, Labels, ReadingSelection
 
 OLD_MIG_UUID = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/(\d+)/(\d+)")
 """UUID of a MIG device in drivers before R470: UUID of its GPU, GPU instance, compute instance."""
@@ -106,6 +106,15 @@ def device_of(labels: Labels) -> Device | None:
     return device.without_instance() if any(name == "pid" for name, _ in labels) else device
 
 
+def _whole_gpu(metric: str, labels: Labels) -> tuple[Device, str] | None:
+    """The whole GPU with a UUID that a reading says the state of."""
+    gpu = device_of(labels) if metric == _UP else None
+    return (gpu, metric) if gpu is not None and gpu.uuid and not gpu.instance else None
+
+
+_ANSWERING = ReadingSelection(_whole_gpu)
+
+
 class DeviceJoin:
     """Devices of all sources of one round, each named as the first source that reports it names it.
 
@@ -120,9 +129,8 @@ class DeviceJoin:
     def source(self, collection: Collection) -> Callable[[Device], Device]:
         """Lookup of the first name of one source's devices. Sources are added in the order of their trust."""
         uuids: dict[str, str] = {}
-        for reading in collection.readings:
-            if reading.metric == _UP and (gpu := device_of(reading.labels)) and gpu.uuid and not gpu.instance:
-                uuids[gpu.index] = gpu.uuid
+        for gpu, _, _, _ in _ANSWERING.of(collection.readings):
+            uuids[gpu.index] = gpu.uuid
         names: dict[Device, Device] = {}
 
         def first(device: Device) -> Device:

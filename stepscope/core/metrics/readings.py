@@ -1,21 +1,21 @@
-"""Readings of collectors, missing values with their reason, and their JSON between processes.
+"""Readings of collectors, and missing values with their reason.
 
 Unknown is a `Missing` with its reason, never 0 or NaN. Labels are sorted pairs, so that equal labels compare equal and
-can be keys. The collections of a stream mostly have the same metrics and labels; this shape is sent only when it
-changes, and later messages carry the values alone.
-
-    {"shape": {"labels": [...], "readings": [[metric, label set]], "missing": [[metric, label set, reason, detail]]},
-     "values": [...], "times": ns, or one for each value, "findings": [[code, message, labels, ns]]}
+can be keys. Polls mostly have the same metrics and labels: these are kept once (`ReadingNames`), a poll has the values
+(`ReadingColumns`), and who uses them knows where those are that it needs (`ReadingSelection`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from itertools import chain
 from math import isfinite
+from operator import itemgetter
 from sys import intern
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar, overload
+from weakref import WeakValueDictionary
 
 GPU, HOST = "stepscope_gpu_", "stepscope_host_"
 CGROUP, PROCESS = "stepscope_cgroup_", "stepscope_process_"
@@ -80,7 +80,7 @@ class MissingReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, init=False)
 class Reading:
-    """One value of a metric. An agent makes thousands per second, so `__init__` takes half a frozen dataclass's time.
+    """One value of a metric; `__init__` takes half a frozen dataclass's time.
 
     Attributes:
         metric: a name of the catalogues in `core.metrics`, which have its unit.
@@ -107,6 +107,167 @@ class Reading:
 
 
 _set_metric, _set_value, _set_labels, _set_time_ns = (getattr(Reading, field.name).__set__ for field in fields(Reading))
+
+
+Owner = TypeVar("Owner")
+Use = TypeVar("Use")
+
+
+class ReadingNames:
+    """Metrics and labels of readings that come together again and again; it also knows where selected ones are."""
+
+    __slots__ = ("_selected", "pairs")
+
+    def __init__(self, pairs: Iterable[tuple[str, Labels]]) -> None:
+        self.pairs = tuple(pairs)
+        self._selected: dict[object, Any] = {}
+
+    def selected(self, selection: ReadingSelection[Owner, Use]) -> Sequence[tuple[Owner, _Table[Use]]]:
+        """What a selection wants of these readings, by owner."""
+        found: Sequence[tuple[Owner, _Table[Use]]] | None = self._selected.get(selection)
+        if found is None:
+            found = self._selected[selection] = selection.search(self.pairs)
+        return found
+
+
+class ReadingColumns:
+    """Readings of one time as columns. A poll has a thousand: as objects they took most of the agent's time.
+
+    Args:
+        values: finite, in base units.
+        time_ns: of the read, ns since the epoch.
+
+    Raises:
+        ValueError: a value is not finite, or there are more or fewer values than names.
+    """
+
+    __slots__ = ("_readings", "names", "time_ns", "values")
+
+    def __init__(self, names: ReadingNames, values: Sequence[float], time_ns: int) -> None:
+        if len(names.pairs) != len(values):
+            raise ValueError(f"{len(values)} values of {len(names.pairs)} readings")
+        if not all(map(isfinite, values)):
+            metric = next(metric for (metric, _), one in zip(names.pairs, values, strict=True) if not isfinite(one))
+            raise ValueError(f"{metric} is not finite: unknown values must be a Missing")
+        self.names, self.values, self.time_ns = names, values, time_ns
+        self._readings: tuple[Reading, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __iter__(self) -> Iterator[Reading]:
+        if self._readings is None:
+            rows = zip(self.names.pairs, self.values, strict=True)
+            self._readings = tuple([Reading(metric, value, labels, self.time_ns) for (metric, labels), value in rows])
+        return iter(self._readings)
+
+
+def readings_of(pairs: Iterable[tuple[str, Labels]], values: Sequence[float], times: Sequence[int]) -> Readings:
+    """Readings from their metrics and labels, values and times.
+
+    Raises:
+        ValueError: see `ReadingColumns`.
+    """
+    if not times or times.count(times[0]) == len(times):
+        return Readings((ReadingColumns(ReadingNames(pairs), values, times[0] if times else 0),))
+    rows = zip(pairs, values, times, strict=True)
+    return Readings((tuple([Reading(metric, value, labels, time) for (metric, labels), value, time in rows]),))
+
+
+class Readings(Sequence[Reading]):
+    """Readings of several blocks, which are shared with whoever has them: a part of them comes again in later polls.
+
+    Equal to any sequence of the same readings.
+    """
+
+    __slots__ = ("blocks",)
+
+    def __init__(self, blocks: Iterable[ReadingColumns | Sequence[Reading]]) -> None:
+        self.blocks = tuple(blocks)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.blocks))
+
+    def __iter__(self) -> Iterator[Reading]:
+        return chain.from_iterable(self.blocks)
+
+    @overload
+    def __getitem__(self, index: int) -> Reading: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Reading]: ...
+    def __getitem__(self, index: int | slice) -> Reading | Sequence[Reading]:
+        return tuple(self)[index]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+
+def blocks_of(readings: Sequence[Reading]) -> Sequence[ReadingColumns | Sequence[Reading]]:
+    """The blocks of which readings consist."""
+    return readings.blocks if isinstance(readings, Readings) else (readings,)
+
+
+class _Table(Generic[Use]):
+    """What each selected reading of one owner is for, and how to take their values from all."""
+
+    __slots__ = ("__weakref__", "pick", "uses")
+
+    def __init__(self, uses: tuple[Use, ...], places: tuple[int, ...]) -> None:
+        self.uses = uses
+        first = places[0]
+        self.pick: Callable[[Sequence[float]], Sequence[float]]
+        self.pick = itemgetter(*places) if len(places) > 1 else itemgetter(slice(first, first + 1))
+
+
+class ReadingSelection(Generic[Owner, Use]):
+    """Selects readings by metric and labels; those whose names come again are not searched again.
+
+    Args:
+        find: whose a reading with this metric and these labels is, and what it is for; None: it is not wanted. Always
+            the same for the same. What does not name the owner is kept once for all owners.
+    """
+
+    def __init__(self, find: Callable[[str, Labels], tuple[Owner, Use] | None]) -> None:
+        self._find = find
+        self._tables: WeakValueDictionary[object, _Table[Use]] = WeakValueDictionary()
+
+    def of(self, readings: Sequence[Reading]) -> Iterator[tuple[Owner, Sequence[Use], Sequence[float], int]]:
+        """The readings that are wanted, in order: of one owner and time (ns since the epoch) the uses and values."""
+        for block in blocks_of(readings):
+            if isinstance(block, ReadingColumns):
+                for owner, table in block.names.selected(self):
+                    yield owner, table.uses, table.pick(block.values), block.time_ns
+            else:
+                for one in block:
+                    found = self._find(one.metric, one.labels)
+                    if found is not None:
+                        yield found[0], (found[1],), (one.value,), one.time_ns
+
+    def search(self, pairs: Iterable[tuple[str, Labels]]) -> Sequence[tuple[Owner, _Table[Use]]]:
+        """What is wanted of readings with these metrics and labels, by owner."""
+        found: list[tuple[Owner, list[Use], list[int]]] = []
+        for place, (metric, labels) in enumerate(pairs):
+            wanted = self._find(metric, labels)
+            if wanted is None:
+                continue
+            owner, use = wanted
+            if not found or found[-1][0] != owner:
+                found.append((owner, [], []))
+            found[-1][1].append(use)
+            found[-1][2].append(place)
+        return tuple([(owner, self._table(tuple(uses), tuple(places))) for owner, uses, places in found])
+
+    def _table(self, uses: tuple[Use, ...], places: tuple[int, ...]) -> _Table[Use]:
+        """One table for all owners with the same readings: a processor's cache has it from the first of them on."""
+        known = self._tables.get((uses, places))
+        if known is None:
+            known = self._tables[uses, places] = _Table(uses, places)
+        return known
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +306,7 @@ class Finding:
 class Collection:
     """Readings, missing values and findings of one call of a collector."""
 
-    readings: tuple[Reading, ...] = ()
+    readings: Sequence[Reading] = ()
     missing: tuple[Missing, ...] = ()
     findings: tuple[Finding, ...] = ()
 
@@ -156,7 +317,7 @@ class Collection:
         if len(kept) == 1:
             return kept[0]
         return cls(
-            tuple([reading for part in kept for reading in part.readings]),
+            Readings([block for part in kept for block in blocks_of(part.readings)]),
             tuple([missing for part in kept for missing in part.missing]),
             tuple([finding for part in kept for finding in part.findings]),
         )
@@ -168,101 +329,3 @@ class Collector(Protocol):
     def collect(self) -> Collection:
         """Read everything once. What cannot be read is in `missing`; expected errors are not raised."""
         ...
-
-
-class CollectionWireError(Exception):
-    """A message is not a collection of readings."""
-
-
-class StreamWriter:
-    """Writes collections of readings as the messages of one stream."""
-
-    def __init__(self) -> None:
-        self._names: list[tuple[str, Labels]] | None = None
-        self._missing: tuple[Missing, ...] = ()
-
-    def write(self, collection: Collection) -> dict[str, Any]:
-        """The message for `StreamReader.read`, of numbers, texts and lists."""
-        readings = collection.readings
-        message: dict[str, Any] = {"values": [one.value for one in readings]}
-        names = [(one.metric, one.labels) for one in readings]
-        if names != self._names or collection.missing != self._missing:
-            self._names, self._missing = names, collection.missing
-            message["shape"] = _shape_of(names, collection.missing)
-        times = [one.time_ns for one in readings]
-        message["times"] = times[0] if times and times.count(times[0]) == len(times) else times
-        if collection.findings:
-            message["findings"] = [[one.code, one.message, one.labels, one.time_ns] for one in collection.findings]
-        return message
-
-
-class StreamReader:
-    """Reads collections of readings from one stream, from its beginning.
-
-    A value that has not changed is the object that it was: who keeps minutes of values then keeps few objects.
-    """
-
-    def __init__(self) -> None:
-        self._names: list[tuple[str, Labels]] | None = None
-        self._values: list[float] = []
-        self._missing: tuple[Missing, ...] = ()
-
-    def read(self, message: Mapping[str, Any]) -> Collection:
-        """The collection that was written.
-
-        Raises:
-            CollectionWireError: the message is not a collection, or no shape came before.
-        """
-        try:
-            if "shape" in message:
-                self._names, self._missing = _names_and_missing(message["shape"])
-            if self._names is None:
-                raise CollectionWireError("values without a shape")
-            times = message["times"]
-            each = times if isinstance(times, list) else [times]
-            if any(not isinstance(time, int) for time in each):
-                raise CollectionWireError("a time is not a whole number")
-            if each is not times:
-                times = each * len(self._names)
-            now = message["values"]
-            if len(now) == len(self._values):
-                now = [
-                    old if old == new and type(old) is type(new) else new
-                    for old, new in zip(self._values, now, strict=True)
-                ]
-            self._values = now
-            values = zip(self._names, now, times, strict=True)
-            return Collection(
-                tuple([Reading(metric, value, labels, time) for (metric, labels), value, time in values]),
-                self._missing,
-                tuple(
-                    [
-                        Finding(code, text, read_labels(pairs), time)
-                        for code, text, pairs, time in message.get("findings", ())
-                    ]
-                ),
-            )
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise CollectionWireError(f"{type(error).__name__}: {error}") from error
-
-
-def _shape_of(names: list[tuple[str, Labels]], missing: tuple[Missing, ...]) -> dict[str, Any]:
-    numbers: dict[Labels, int] = {}
-
-    def number(labels: Labels) -> int:
-        return numbers.setdefault(labels, len(numbers))
-
-    return {
-        "readings": [[metric, number(labels)] for metric, labels in names],
-        "missing": [[one.metric, number(one.labels), one.reason, one.detail] for one in missing],
-        "labels": list(numbers),
-    }
-
-
-def _names_and_missing(shape: Mapping[str, Any]) -> tuple[list[tuple[str, Labels]], tuple[Missing, ...]]:
-    labels = [read_labels(pairs) for pairs in shape["labels"]]
-    names = [(intern(metric), labels[who]) for metric, who in shape["readings"]]
-    missing = tuple(
-        Missing(metric, labels[who], MissingReason(reason), detail) for metric, who, reason, detail in shape["missing"]
-    )
-    return names, missing

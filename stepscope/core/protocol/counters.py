@@ -21,6 +21,35 @@ COUNTERS_SECONDS = 10.0
 MAX_SAMPLES = 128
 """Of one GPU or host in a message."""
 MAX_OTHERS = 8
+GPU_COUNTERS = (
+    "sm_clock_hertz",
+    "sm_clock_max_hertz",
+    "memory_clock_hertz",
+    "power_watts",
+    "power_limit_watts",
+    "energy_joules_total",
+    "performance_state",
+    "power_violation_seconds_total",
+    "thermal_violation_seconds_total",
+    "temperature_celsius",
+    "memory_temperature_celsius",
+    "utilization_ratio",
+    "memory_bandwidth_busy_ratio",
+    "graphics_engine_active_ratio",
+    "sm_active_ratio",
+    "sm_occupancy_ratio",
+    "tensor_active_ratio",
+    "dram_active_ratio",
+    "memory_used_bytes",
+    "memory_free_bytes",
+    "pcie_transmit_bytes_per_second",
+    "pcie_receive_bytes_per_second",
+    "pcie_link_generation",
+    "pcie_link_width",
+    "nvlink_transmit_bytes_per_second",
+    "nvlink_receive_bytes_per_second",
+)
+"""Metrics of a GPU that its ranks get."""
 
 
 def _read_samples(value: Any) -> tuple[float | None, ...]:

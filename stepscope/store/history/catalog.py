@@ -104,13 +104,32 @@ def read_catalog(place: Place) -> Catalog:
         DataError: it cannot be read, or a newer stepscope wrote it.
         UnreachableError: the place does not answer.
     """
-    where = place.path(CATALOG)
+    return decode_catalog(catalog_content(place), place.path(CATALOG))
+
+
+def catalog_content(place: Place) -> bytes:
+    """Content of history.json; empty where there is none yet.
+
+    Raises:
+        UnreachableError: the place does not answer.
+    """
     try:
-        content = bytes(place.read(CATALOG))
+        return bytes(place.read(CATALOG))
     except FileNotFoundError:
-        return Catalog()
+        return b""
     except OSError as error:
+        where = place.path(CATALOG)
         raise UnreachableError(f"cannot be read ({error})", where=where, what_next="check the place") from error
+
+
+def decode_catalog(content: bytes, where: str) -> Catalog:
+    """The catalog in a history.json.
+
+    Raises:
+        DataError: it is damaged, or a newer stepscope wrote it.
+    """
+    if not content:
+        return Catalog()
     try:
         catalog = _decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

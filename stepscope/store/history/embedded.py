@@ -6,7 +6,7 @@ import difflib
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -17,17 +17,20 @@ from numpy.typing import NDArray
 from stepscope.core.errors import DataError, UnreachableError, UsageError
 from stepscope.core.metrics import MetricKind
 from stepscope.store.history.catalog import (
+    CATALOG,
     EVENTS,
+    HOUR_MS,
     RAW,
     SEGMENTS,
     TIER_MS,
     Catalog,
     MetricEntry,
     StoredFile,
+    catalog_content,
+    decode_catalog,
     entity_id,
     file_choice,
     metric_entry,
-    read_catalog,
 )
 from stepscope.store.history.grouping import NONE, Floats, Indices, grouped, is_present, only_one
 from stepscope.store.history.maintenance import newest_events, segment_number, segment_path
@@ -44,6 +47,8 @@ from stepscope.store.history.questions import (
     SeriesAnswer,
     Statistic,
     TimeRange,
+    Where,
+    is_one_of,
 )
 from stepscope.store.history.resolution import COUNTER_PARTS, GAUGE_PARTS
 from stepscope.store.history.samples import TableRows
@@ -59,9 +64,10 @@ WITHIN_NS = 300 * 10**9
 _MS = 1_000_000
 _ATTEMPTS = 5
 UP = "up"
+TARGET = "instance"
 JOB_OF_GPU = "stepscope_gpu_job_info"
 FACTS_OF_JOB = "stepscope_job_info"
-_BY_JOB = {GroupBy.JOB, GroupBy.USER}
+_BY_JOB = {GroupBy.JOB, GroupBy.USER, GroupBy.TEAM}
 _JOB = GROUP_LABELS[GroupBy.JOB]
 _GPU = GROUP_LABELS[GroupBy.GPU]
 
@@ -122,6 +128,8 @@ class EmbeddedHistory:
         self._segments: dict[int, Segment | None] = {}
         self._entities: dict[str, tuple[tuple[int, ...], tuple[Labels, ...]]] = {}
         self._checked: dict[str, tuple[tuple[int, int], bool]] = {}
+        self._known: tuple[bytes, Catalog] | None = None
+        self._texts: dict[bytes, tuple[tuple[int, ...], tuple[Labels, ...]]] = {}
         self._guard = threading.Lock()
         duckdb = load_duckdb()
         self._duckdb_error: type[Exception] = duckdb.Error
@@ -147,16 +155,16 @@ class EmbeddedHistory:
         """See MetricHistory."""
         return self._answer(lambda state: self._latest(state, question, at_ns // _MS, within_ns // _MS))
 
-    def events(self, start_ns: int, end_ns: int, *, where: Mapping[str, str] | None = None) -> Sequence[HistoryEvent]:
+    def events(self, start_ns: int, end_ns: int, *, where: Where | None = None) -> Sequence[HistoryEvent]:
         """See MetricHistory."""
         found = self._answer(lambda state: self._events(state, start_ns, end_ns))
-        wanted = set((where or {}).items())
+        wanted = (where or {}).items()
         return [
             event
             for event in found
             if event.start_ns <= end_ns
             and (event.end_ns is None or event.end_ns >= start_ns)
-            and wanted.issubset(event.labels)
+            and all(is_one_of(dict(event.labels).get(name), values) for name, values in wanted)
         ]
 
     # -- the state of the files
@@ -172,15 +180,21 @@ class EmbeddedHistory:
     def _state(self) -> _State:
         with self._guard:
             for _ in range(_ATTEMPTS):
-                catalog = read_catalog(self._place)
+                catalog = self._read_catalog()
                 segments = self._open_segments(catalog)
-                if read_catalog(self._place).compacted == catalog.compacted:
+                if self._read_catalog().compacted == catalog.compacted:
                     break
             if not catalog.change and not segments and not self._is_there():
                 raise DataError(
                     "is not a metric history", where=self._place.location, what_next="check the path, or record one"
                 )
             return _State(catalog, segments)
+
+    def _read_catalog(self) -> Catalog:
+        content = catalog_content(self._place)
+        if self._known is None or self._known[0] != content:
+            self._known = content, decode_catalog(content, self._place.path(CATALOG))
+        return self._known[1]
 
     def _is_there(self) -> bool:
         try:
@@ -210,14 +224,17 @@ class EmbeddedHistory:
     def _files(self, state: _State, metric: str, tiers: Sequence[str], start_ms: int, end_ms: int) -> list[StoredFile]:
         """Files with rows of a metric in (start, end]."""
         has = [metric in columns for columns in state.catalog.columns]
-        return [
-            file
-            for file in file_choice(state.catalog.files, tiers)
-            if has[file.columns]
-            and file.first_ms - TIER_MS[file.tier] < end_ms
-            and (file.last_ms or 0) > start_ms
-            and self._is_whole(file)
-        ]
+        near = [file for file in state.catalog.files if start_ms - HOUR_MS < file.span_ms < end_ms]
+        while True:
+            choice = [
+                file
+                for file in file_choice(near, tiers)
+                if has[file.columns] and file.first_ms - TIER_MS[file.tier] < end_ms and (file.last_ms or 0) > start_ms
+            ]
+            damaged = [file for file in choice if not self._is_whole(file)]
+            if not damaged:
+                return choice
+            near = [file for file in near if file not in damaged]  # another resolution may stand in
 
     def _is_whole(self, file: StoredFile) -> bool:
         """Whether a file is what was written; each is read once to tell. Object stores do so themselves."""
@@ -233,7 +250,7 @@ class EmbeddedHistory:
                 if not is_whole:
                     _LOG.warning("%s is damaged; left out", self._place.path(file.path))
         except FileNotFoundError as error:
-            if file in read_catalog(self._place).files:
+            if file in self._read_catalog().files:
                 if file.path not in self._checked:
                     _LOG.warning("%s is missing; left out", self._place.path(file.path))
                 self._checked[file.path] = ((0, 0), False)
@@ -259,8 +276,13 @@ class EmbeddedHistory:
                 raise _FileGoneError from error
             except (pa.ArrowException, OSError) as error:
                 raise DataError(f"cannot be read ({error})", where=path) from error
-            entities = entities_of(metadata or {}, path)
-            known = self._entities[file.path] = tuple(map(entity_id, entities)), entities
+            metadata = metadata or {}
+            text = metadata.get(b"stepscope.labels", b"") + metadata.get(b"stepscope.entities", b"")
+            known = self._texts.get(text)  # the same in most files of a table
+            if known is None:
+                entities = entities_of(metadata, path)
+                known = self._texts[text] = tuple(map(entity_id, entities)), entities
+            self._entities[file.path] = known
         return known
 
     # -- questions
@@ -289,10 +311,15 @@ class EmbeddedHistory:
             return SeriesAnswer((), ends, np.empty((0, len(ends))))
         if len(chosen.ids) * len(ends) > MAX_CELLS:
             raise _too_many(len(chosen.ids), len(ends))
-        values = np.full((len(chosen.ids), len(ends)), np.nan)
-        row, step, value = scan.steps(chosen.ids, step_ms, question.statistic)
-        values[row, step - 1] = value
-        answer = grouped(values, chosen.group, len(chosen.groups), question.statistic)
+        if chosen.group.ndim == 1:
+            row, step, value = scan.steps(chosen, step_ms, question.statistic, in_groups=True)
+            answer = np.full((len(chosen.groups), len(ends)), np.nan)
+            answer[row, step - 1] = value
+        else:
+            row, step, value = scan.steps(chosen, step_ms, question.statistic, in_groups=False)
+            values = np.full((len(chosen.ids), len(ends)), np.nan)
+            values[row, step - 1] = value
+            answer = grouped(values, chosen.group, len(chosen.groups), question.statistic)
         order = sorted(range(len(chosen.groups)), key=chosen.groups.__getitem__)
         order = [place for place in order if not np.isnan(answer[place]).all()]
         return SeriesAnswer(tuple(chosen.groups[place] for place in order), ends, answer[order])
@@ -306,7 +333,7 @@ class EmbeddedHistory:
         chosen = _Grouping(question, series, jobs, 1)
         if not chosen.ids:
             return LatestAnswer((), np.empty(0, np.int64), np.empty(0))
-        row, newest_ms, value = scan.newest(chosen.ids)
+        row, newest_ms, value = scan.newest(chosen)
         values, newest = np.full((len(chosen.ids), 1), np.nan), np.full((len(chosen.ids), 1), NONE, np.int64)
         values[row, 0], newest[row, 0] = value, newest_ms
         pages = self._pages(state, [], times, within_ms)
@@ -374,7 +401,7 @@ class EmbeddedHistory:
 def _newest_by_target(labels: Sequence[Labels], newest: Indices) -> dict[str, Indices]:
     pages: dict[str, Indices] = {}
     for one, times in zip(labels, newest, strict=True):
-        target = dict(one).get("instance", "")
+        target = dict(one).get(TARGET, "")
         pages[target] = np.maximum(pages[target], times) if target in pages else times
     return pages
 
@@ -384,7 +411,7 @@ def _page_of(labels: Sequence[Labels], newest: Indices, pages: Mapping[str, Indi
     known = {**_newest_by_target(labels, newest), **pages}
     if not labels:
         return newest
-    return np.stack([known[dict(one).get("instance", "")] for one in labels])
+    return np.stack([known[dict(one).get(TARGET, "")] for one in labels])
 
 
 def _too_many(series: int, steps: int) -> UsageError:
@@ -454,15 +481,18 @@ class _Grouping:
     Attributes:
         ids, labels: of the series.
         group: index into `groups` of each series, or of each series and step; NONE where it has none.
+        num_series: that the metric has.
     """
 
     def __init__(self, question: Question, series: Mapping[int, Labels], jobs: _Jobs | None, num_steps: int) -> None:
+        self.num_series = len(series)
         self.ids: list[int] = []
         self.labels: list[Labels] = []
         for number, labels in series.items():
             own = dict(labels)
             others = [name for name in question.where if name not in own]
-            if all(own.get(name, value) == value for name, value in question.where.items()) and (jobs or not others):
+            is_own = all(name not in own or is_one_of(own[name], values) for name, values in question.where.items())
+            if is_own and (jobs or not others):
                 self.ids.append(number)
                 self.labels.append(labels)
         names = {name for by in question.by if by not in _BY_JOB for name in GROUP_LABELS[by]}
@@ -485,8 +515,8 @@ class _Grouping:
 def _with_job(question: Question, labels: Labels, names: set[str], jobs: _Jobs, job: int) -> Labels | None:
     """Group of a series while a job has it; None if it is in no group then."""
     own = dict(labels)
-    for name, value in question.where.items():
-        if name not in own and (job == NONE or jobs.fact(job, name) != value):
+    for name, values in question.where.items():
+        if name not in own and (job == NONE or not is_one_of(jobs.fact(job, name), values)):
             return None
     group = dict(_some(labels, names))
     for by in question.by:
@@ -514,19 +544,19 @@ _MEANS = _Form(
     "{t} AS sampled, {v} AS value, 1.0 AS number",
     "{t} AS sampled, {mean} * {count} AS value, {count} AS number",
     "value",
-    "SELECT s, k, sum(value) / sum(number) FROM samples GROUP BY s, k",
+    "SELECT s, k, sum(value) / sum(number) AS v FROM samples GROUP BY s, k",
 )
 _LOWEST = _Form(
     "{t} AS sampled, {v} AS value",
     "{t} AS sampled, {min} AS value",
     "value",
-    "SELECT s, k, min(value) FROM samples GROUP BY s, k",
+    "SELECT s, k, min(value) AS v FROM samples GROUP BY s, k",
 )
 _HIGHEST = _Form(
     "{t} AS sampled, {v} AS value",
     "{t} AS sampled, {max} AS value",
     "value",
-    "SELECT s, k, max(value) FROM samples GROUP BY s, k",
+    "SELECT s, k, max(value) AS v FROM samples GROUP BY s, k",
 )
 _RATES = _Form(
     "{t} AS sampled, {v} AS first, {v} AS last, {t} AS first_at, {t} AS last_at, 0.0 AS increase",
@@ -534,7 +564,7 @@ _RATES = _Form(
     " {t} - {first_age_ms} AS first_at, {t} - {last_age_ms} AS last_at, {increase} AS increase",
     "first",
     """SELECT s, k, sum(increase + CASE WHEN before IS NULL THEN 0.0 WHEN first >= before THEN first - before
-                                        ELSE first END) / ((max(last_at) - min(first_at)) / 1000.0)
+                                        ELSE first END) / ((max(last_at) - min(first_at)) / 1000.0) AS v
        FROM (SELECT s, k, first, first_at, last_at, increase,
                     lag(last) OVER (PARTITION BY s, k ORDER BY first_at) AS before FROM samples)
        GROUP BY s, k HAVING max(last_at) > min(first_at)""",
@@ -558,6 +588,7 @@ class _Scan:
         self._history = history
         self._metric = metric
         self._is_counter = state.entry(metric).kind is MetricKind.COUNTER
+        self._tables = state.catalog.tables
         self._start_ms, self._end_ms = start_ms, end_ms
         self._files = history._files(state, metric, tiers, start_ms, end_ms)
         self._rows = [
@@ -577,15 +608,22 @@ class _Scan:
             found.update(zip(self._ids[id(rows.entities)].tolist(), rows.entities, strict=True))
         return found
 
-    def steps(self, ids: Sequence[int], step_ms: int, statistic: Statistic) -> tuple[Indices, Indices, Floats]:
-        """Series, step (from 1) and value of each step with a value."""
+    def steps(
+        self, chosen: _Grouping, step_ms: int, statistic: Statistic, *, in_groups: bool
+    ) -> tuple[Indices, Indices, Floats]:
+        """Series or group, step (from 1) and value of each step with a value."""
         form = {Statistic.MIN: _LOWEST, Statistic.MAX: _HIGHEST}.get(statistic, _MEANS)
-        return self._run(_RATES if self._is_counter else form, ids, self._start_ms, step_ms)
+        form = _RATES if self._is_counter else form
+        if in_groups:
+            function = {Statistic.MEAN: "avg"}.get(statistic, statistic.value)
+            query = f"SELECT g, k, {function}(v) FROM ({form.query}) JOIN series USING (s) GROUP BY g, k"
+            form = replace(form, query=query)
+        return self._run(form, chosen.ids, self._start_ms, step_ms, chosen)
 
-    def newest(self, ids: Sequence[int]) -> tuple[Indices, Indices, Floats]:
+    def newest(self, chosen: _Grouping) -> tuple[Indices, Indices, Floats]:
         """Series, time and value of the newest sample of each."""
         form = _NEWEST_COUNTER if self._is_counter else _NEWEST_GAUGE
-        return self._run(form, ids, self._start_ms, self._end_ms - self._start_ms)
+        return self._run(form, chosen.ids, self._start_ms, self._end_ms - self._start_ms, chosen)
 
     def newest_of_steps(self, ids: Sequence[int], start_ms: int, step_ms: int) -> tuple[Indices, Indices, Indices]:
         """Series, step (0 and less: before the first) and time of the newest sample in each step."""
@@ -593,9 +631,9 @@ class _Scan:
         return row, step, newest.astype(np.int64)
 
     def _run(
-        self, form: _Form, ids: Sequence[int], start_ms: int, step_ms: int
+        self, form: _Form, ids: Sequence[int], start_ms: int, step_ms: int, chosen: _Grouping | None = None
     ) -> tuple[Indices, Indices, NDArray[Any]]:
-        parts, bound = self._parts(form)
+        parts, bound = self._parts(form, chosen)
         if not parts or not ids:
             return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)
         sql = f"""
@@ -606,7 +644,10 @@ class _Scan:
         pa, _ = load_pyarrow()
         cursor = self._history._connection.cursor()
         try:
-            cursor.register("series", pa.table({"entity": np.array(ids, np.int64), "s": np.arange(len(ids))}))
+            series = {"entity": np.array(ids, np.int64), "s": np.arange(len(ids))}
+            if chosen is not None and chosen.group.ndim == 1:
+                series["g"] = chosen.group
+            cursor.register("series", pa.table(series))
             if self._rows:
                 cursor.register("open_rows", self._open_table())
             found = cursor.execute(sql, {**bound, "start": start_ms, "step": step_ms}).fetchnumpy()
@@ -617,15 +658,19 @@ class _Scan:
         first, second, third = map(np.ma.getdata, found.values())
         return first, second, third
 
-    def _parts(self, form: _Form) -> tuple[list[str], dict[str, Any]]:
+    def _parts(self, form: _Form, chosen: _Grouping | None) -> tuple[list[str], dict[str, Any]]:
         """SELECT of the files of each resolution and of the open rows, and the parameters in them."""
         by_tier: dict[str, list[str]] = {}
         for file in self._files:
             by_tier.setdefault(file.tier, []).append(self._history._place.path(file.path))
         column = _quoted(self._metric)
         lower = {part: _quoted(f"{self._metric}.{part}") for part in _PARTS}
-        parts, bound = [], {}
+        parts: list[str] = []
+        bound: dict[str, Any] = {}
         edges = f"> make_timestamptz({self._start_ms}000) AND time <= make_timestamptz({self._end_ms}000)"
+        if by_tier and chosen is not None and (targets := self._targets(chosen)) is not None:
+            edges += " AND instance BETWEEN $first_target AND $last_target"
+            bound |= {"first_target": targets[0], "last_target": targets[1]}
         for tier, paths in by_tier.items():
             select = form.raw if tier == RAW else form.lower
             select = select.format(t="epoch_ms(time)", last_t="epoch_ms(last_time)", v=column, **lower)
@@ -637,6 +682,15 @@ class _Scan:
                 f"SELECT entity, {select} FROM open_rows WHERE time > {self._start_ms} AND time <= {self._end_ms}"
             )
         return parts, bound
+
+    def _targets(self, chosen: _Grouping) -> tuple[str, str] | None:
+        """First and last target of the series, where they spare most of the files: files are sorted by it."""
+        if any(TARGET not in self._tables[file.table] for file in self._files):
+            return None
+        asked = {dict(labels).get(TARGET, "") for labels in chosen.labels}
+        if 2 * len(chosen.ids) > chosen.num_series:
+            return None
+        return min(asked), max(asked)
 
     def _open_table(self) -> Any:
         pa, _ = load_pyarrow()

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import pairwise
+from itertools import chain, pairwise
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -33,17 +35,17 @@ from stepscope.store.history.catalog import (
     StoredFile,
     encode_catalog,
     metric_entry,
-    read_catalog,
     table_name,
 )
-from stepscope.store.history.parquet import Columns, decode_events, decode_rows, encode_events, encode_rows
+from stepscope.store.history.parquet import Columns, Origin, decode_events, decode_rows, encode_events, encode_rows
 from stepscope.store.history.places import Place
 from stepscope.store.history.questions import HistoryEvent
 from stepscope.store.history.resolution import LAST_TIME, coarser
-from stepscope.store.history.samples import TableRows, joined, selected, sorted_rows
+from stepscope.store.history.samples import TableRows, joined, selected, sorted_rows, without_idle
 from stepscope.store.history.segments import SegmentDecoder, crc32
 
 _LOG = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 GRACE_SECONDS = 120
 """Replaced files stay for so long; a reader that takes longer starts again."""
@@ -97,9 +99,19 @@ def hour_of(times_ms: int) -> int:
     return (times_ms - 1) // HOUR_MS * HOUR_MS
 
 
-def recovered_catalog(place: Place) -> Catalog:
-    """The catalog of a place that is to be written; what it names and is not there is left out, with a line."""
-    return read_catalog(place)
+@dataclass(frozen=True, slots=True)
+class _OpenSegment:
+    """Oldest and newest time of the rows in a segment (None: it has none), and its size."""
+
+    first_ms: int | None
+    last_ms: int | None
+    bytes: int
+
+    def is_within(self, hour_ms: int) -> bool:
+        """Whether all its rows are of one hour."""
+        if self.first_ms is None or self.last_ms is None:
+            return True
+        return hour_of(self.first_ms) == hour_of(self.last_ms) == hour_ms
 
 
 class Maintenance:
@@ -115,11 +127,37 @@ class Maintenance:
         self._retention = retention
         self._clock = clock
         self._decoder = SegmentDecoder()
-        self._spans: dict[int, tuple[int, int] | None] = {}
+        self._guard = threading.Lock()
+        self._open: dict[int, _OpenSegment] = {}
+        self._compacted: list[int] = []
         self._compacted_since = time.monotonic()
+        self._expired: tuple[int, int] | None = None
+        self._settled: tuple[int, int] | None = None
         self._failing = ""
         self._last_clock_ms = catalog.newest_ms
         self._held_until_ms = 0
+
+    def find_segments(self) -> int:
+        """Find the segments that an earlier writer left; the number of the newest one ever."""
+        for name, size in self._place.sizes(SEGMENTS).items():
+            number = segment_number(name)
+            if number is None:
+                continue
+            if number <= self.catalog.compacted:
+                self._compacted.append(number)
+                continue
+            try:
+                segment = self._decoder.decode(self._place.read(segment_path(number)), segment_path(number))
+                self.wrote(number, segment.tables, size)
+            except DataError:  # set aside when its batch is compacted
+                self.wrote(number, (), size)
+        return max([self.catalog.compacted, *self._open])
+
+    def wrote(self, number: int, tables: Iterable[TableRows], size: int) -> None:
+        """Take note of a segment."""
+        times = [int(edge) for rows in tables for edge in (rows.times_ms.min(), rows.times_ms.max())]
+        with self._guard:
+            self._open[number] = _OpenSegment(min(times, default=None), max(times, default=None), size)
 
     def describe(self, metrics: Mapping[str, MetricEntry]) -> None:
         """Take kinds and units of metrics."""
@@ -151,65 +189,55 @@ class Maintenance:
         for number in batch:
             path = segment_path(number)
             try:
-                segment = self._decoder.decode(self._place.read(path), path)
-            except DataError as error:
-                self._set_aside(path, error)
+                segment = self._decoder.decode(self._place.read(path), self._place.path(path))
+            except (DataError, FileNotFoundError) as error:
+                set_aside(self._place, path, error)
                 continue
             events += segment.events
             for rows in segment.tables:
                 parts[rows.labels].append(rows)
-        files, replaced, tables = [], [], dict(self.catalog.tables)
+        files: list[StoredFile] = []
+        replaced: list[StoredFile] = []
+        damaged: list[StoredFile] = []
+        tables = dict(self.catalog.tables)
         for labels in list(parts):
             table = table_name(labels)
             tables[table] = labels
             for span, rows in _by_hour(joined(parts.pop(labels))):
-                merged = self._mergeable(table, span, len(rows))
-                rows = joined([*(self._rows(file) for file in merged), rows])
-                files.append(self._write_rows(RAW, table, span, sorted_rows(rows), batch[-1]))
+                merged, old = self._readable(self._mergeable(table, span, len(rows)), self._rows, damaged)
+                rows = sorted_rows(joined([*old, rows]))
+                files.append(self._write_rows(RAW, table, span, rows, batch[-1], replaces=merged))
                 replaced += merged
         for day, some in _by_day(events):
-            old = [file for file in self.catalog.files if file.tier == EVENTS and file.span_ms == day]
-            files.append(self._write_events(day, [*self._events(old), *some], batch[-1]))
-            replaced += old
-        self._commit(files=files, replaced=replaced, tables=tables, compacted=batch[-1])
+            of_day = [file for file in self.catalog.files if file.tier == EVENTS and file.span_ms == day]
+            merged, known = self._readable(of_day, self._events, damaged)
+            files.append(self._write_events(day, [*chain.from_iterable(known), *some], batch[-1], merged))
+            replaced += merged
+        self._commit(files=files, replaced=replaced, dropped=damaged, tables=tables, compacted=batch[-1])
+        with self._guard:
+            for number in batch:
+                del self._open[number]
+        self._compacted += batch
         self._compacted_since = time.monotonic()
         return True
 
     def _due(self, *, is_last: bool) -> list[int]:
         """Numbers of the oldest segments that are to be compacted together."""
-        sizes = {segment_number(name): size for name, size in self._place.sizes(SEGMENTS).items()}
-        numbers = sorted(number for number in sizes if number is not None and number > self.catalog.compacted)
-        self._spans = {number: self._span(number) for number in numbers}
-        if not numbers:
-            return []
+        with self._guard:
+            spans = sorted(self._open.items())
+        newest_ms = next((one.last_ms for _, one in reversed(spans) if one.last_ms is not None), None)
+        is_over = is_last or len(spans) > BATCH_SEGMENTS or sum(one.bytes for _, one in spans) > BATCH_BYTES
+        is_over |= newest_ms is not None and self._clock() // 1_000_000 - newest_ms > HOUR_MS
         batch: list[int] = []
         size = 0
-        newest_ms = next((span[1] for number in reversed(numbers) if (span := self._spans[number])), None)
-        is_over = is_last or len(numbers) > BATCH_SEGMENTS or sum(sizes[number] for number in numbers) > BATCH_BYTES
-        is_over |= newest_ms is not None and self._clock() // 1_000_000 - newest_ms > HOUR_MS
-        for number in numbers:
-            span = self._spans[number]
-            is_of_open_hour = newest_ms is None or (
-                span is not None and hour_of(span[0]) == hour_of(span[1]) == hour_of(newest_ms)
-            )
-            if is_of_open_hour and not is_over:
+        for number, one in spans:
+            if not is_over and (newest_ms is None or one.is_within(hour_of(newest_ms))):
                 break
-            if batch and (size + sizes[number] > BATCH_BYTES or len(batch) >= BATCH_SEGMENTS):
+            if batch and (size + one.bytes > BATCH_BYTES or len(batch) >= BATCH_SEGMENTS):
                 break
             batch.append(number)
-            size += sizes[number]
+            size += one.bytes
         return batch
-
-    def _span(self, number: int) -> tuple[int, int] | None:
-        """Oldest and newest time of the rows in a segment, if there are any."""
-        if number in self._spans:
-            return self._spans[number]
-        try:
-            segment = self._decoder.decode(self._place.read(segment_path(number)), segment_path(number))
-        except DataError:
-            return None  # set aside when its batch is compacted
-        times = [int(edge) for rows in segment.tables for edge in (rows.times_ms.min(), rows.times_ms.max())]
-        return (min(times), max(times)) if times else None
 
     def _mergeable(self, table: str, span: int, num_rows: int) -> list[StoredFile]:
         """Small files of the same hour, of which no lower resolution is made yet."""
@@ -225,9 +253,17 @@ class Maintenance:
     # -- lower resolution
 
     def _lower(self) -> bool:
-        return any(self._lower_to(tier, finer) for finer, tier in pairwise(_TIERS))
+        with self._guard:
+            open_ms = [one.first_ms for one in self._open.values() if one.first_ms is not None]
+        open_hour = hour_of(min(open_ms, default=self.catalog.newest_ms))
+        if self._settled == (self.catalog.change, open_hour):
+            return False
+        if any(self._lower_to(tier, finer, open_hour) for finer, tier in pairwise(_TIERS)):
+            return True
+        self._settled = self.catalog.change, open_hour
+        return False
 
-    def _lower_to(self, tier: str, finer: str) -> bool:
+    def _lower_to(self, tier: str, finer: str, open_hour: int) -> bool:
         """Make one file of lower resolution, of the oldest hour that is over and lacks it."""
         groups: dict[tuple[int, str], list[StoredFile]] = defaultdict(list)
         existing: dict[tuple[int, str], list[StoredFile]] = defaultdict(list)
@@ -236,9 +272,8 @@ class Maintenance:
                 groups[file.span_ms, file.table].append(file)
             elif file.tier == tier:
                 existing[file.span_ms, file.table].append(file)
-        oldest_open = min((span[0] for span in self._spans.values() if span), default=self.catalog.newest_ms)
         for key in sorted(groups):
-            if key[0] >= hour_of(oldest_open):
+            if key[0] >= open_hour:
                 break
             sources, made = groups[key], existing.get(key, [])
             paths = {file.path for file in sources}
@@ -255,24 +290,19 @@ class Maintenance:
         self, tier: str, key: tuple[int, str], sources: Sequence[StoredFile], replaced: Sequence[StoredFile]
     ) -> None:
         span, table = key
-        parts, damaged = [], []
-        for file in sources:
-            try:
-                parts.append(self._rows(file))
-            except (DataError, FileNotFoundError) as error:
-                damaged.append(file)
-                self._set_aside(file.path, error)
+        damaged: list[StoredFile] = []
+        _, parts = self._readable(sources, self._rows, damaged)
         if damaged:  # the rest is done at the next step
             self._commit(dropped=damaged)
             return
-        rows = sorted_rows(joined(parts))
+        rows = parts[0] if len(parts) == 1 else sorted_rows(joined(parts))
         metrics = sorted({metric for file in sources for metric in self.catalog.columns[file.columns]})
         lower = coarser(rows, {name: self._entry(name).kind for name in metrics}, TIER_MS[tier])
         number = self.catalog.change + 1
-        file = self._write_rows(tier, table, span, lower, number, metrics, [file.path for file in sources])
         gone = {file.path for file in replaced}
-        stale = [file for file in self.catalog.files if gone.intersection(file.sources)]
-        self._commit(files=[file], replaced=[*replaced, *stale])
+        replaced = [*replaced, *(file for file in self.catalog.files if gone.intersection(file.sources))]
+        file = self._write_rows(tier, table, span, lower, number, metrics, [file.path for file in sources], replaced)
+        self._commit(files=[file], replaced=replaced)
 
     def _is_replaceable(self, file: StoredFile) -> bool:
         """Whether all that was made from a file could be made again."""
@@ -283,8 +313,9 @@ class Maintenance:
 
     def _expire(self) -> bool:
         now_ms = self._now_ms()
-        if now_ms is None:
+        if now_ms is None or (now_ms // 60_000, self.catalog.change) == self._expired:
             return False
+        self._expired = now_ms // 60_000, self.catalog.change
         covered = {source for file in self.catalog.files for source in file.sources}
         old = [
             file
@@ -329,8 +360,22 @@ class Maintenance:
             raise DataError("is damaged (its checksum is wrong)", where=self._place.path(file.path))
         return content
 
-    def _events(self, files: Iterable[StoredFile]) -> list[HistoryEvent]:
-        return [event for file in files for event in decode_events(self._content(file), file.path)]
+    def _events(self, file: StoredFile) -> list[HistoryEvent]:
+        return decode_events(self._content(file), file.path)
+
+    def _readable(
+        self, files: Iterable[StoredFile], read: Callable[[StoredFile], _T], damaged: list[StoredFile]
+    ) -> tuple[list[StoredFile], list[_T]]:
+        """Files that can be read, and what is in each; the others are set aside."""
+        whole, contents = [], []
+        for file in files:
+            try:
+                contents.append(read(file))
+                whole.append(file)
+            except (DataError, FileNotFoundError) as error:
+                damaged.append(file)
+                set_aside(self._place, file.path, error)
+        return whole, contents
 
     def _entry(self, metric: str) -> MetricEntry:
         return self.catalog.metrics.get(metric) or metric_entry(metric)
@@ -344,6 +389,7 @@ class Maintenance:
         number: int,
         metrics: Sequence[str] | None = None,
         sources: Sequence[str] = (),
+        replaces: Sequence[StoredFile] = (),
     ) -> StoredFile:
         metrics = sorted(rows.columns) if metrics is None else metrics
         values = dict(rows.columns)
@@ -351,7 +397,8 @@ class Maintenance:
         if LAST_TIME in values:
             times[LAST_TIME] = values.pop(LAST_TIME).astype(np.int64)
         columns = Columns(rows.labels, rows.entities, rows.entity, times, values)
-        content = memoryview(encode_rows(columns, tier=tier, metrics={name: self._entry(name) for name in metrics}))
+        origin = Origin(tier, table, span, tuple(sources), tuple(file.path for file in replaces))
+        content = memoryview(encode_rows(columns, origin=origin, metrics={name: self._entry(name) for name in metrics}))
         path = f"{tier}/{table}/{_stamp(span)}-{number}.parquet"
         self._place.write(path, content)
         return StoredFile(
@@ -376,15 +423,16 @@ class Maintenance:
             self.catalog = msgspec.structs.replace(self.catalog, columns=columns, metrics=known)
         return columns.index(metrics)
 
-    def _write_events(self, day: int, events: Sequence[HistoryEvent], number: int) -> StoredFile:
+    def _write_events(
+        self, day: int, events: Sequence[HistoryEvent], number: int, replaces: Sequence[StoredFile]
+    ) -> StoredFile:
         events = newest_events(events)
-        content = memoryview(encode_events(events))
+        origin = Origin(EVENTS, "", day, (), tuple(file.path for file in replaces))
+        content = memoryview(encode_events(events, origin=origin))
         path = f"{EVENTS}/{_stamp(day)[:10]}-{number}.parquet"
         self._place.write(path, content)
-        starts = [event.start_ns // 1_000_000 for event in events]
-        ends = [event.end_ns for event in events if event.end_ns is not None]
-        last = max(ends) // 1_000_000 + 1 if len(ends) == len(events) else None
-        return StoredFile(path, EVENTS, "", day, min(starts), last, len(events), len(content), crc32(content))
+        first, last = edges_of(events)
+        return StoredFile(path, EVENTS, "", day, first, last, len(events), len(content), crc32(content))
 
     def _commit(
         self,
@@ -414,11 +462,12 @@ class Maintenance:
         self.catalog = new
 
     def _remove_retired(self) -> None:
-        if time.monotonic() - self._compacted_since > GRACE_SECONDS:
-            for name in self._place.sizes(SEGMENTS):
-                number = segment_number(name)
-                if number is not None and number <= self.catalog.compacted:
-                    self._place.remove(segment_path(number))
+        """Segments first, the newest before the others: while a batch is there, so is what it was merged with."""
+        if time.monotonic() - self._compacted_since < GRACE_SECONDS:
+            return
+        while self._compacted:
+            self._place.remove(segment_path(self._compacted[-1]))
+            del self._compacted[-1]
         now_ms = self._clock() // 1_000_000
         due = [one for one in self.catalog.retired if abs(now_ms - one.since_ms) > 1000 * GRACE_SECONDS]
         for one in due:
@@ -428,12 +477,21 @@ class Maintenance:
             self.catalog = msgspec.structs.replace(self.catalog, retired=kept)
             self._commit()
 
-    def _set_aside(self, path: str, error: Exception) -> None:
-        try:
-            aside = self._place.set_aside(path)
-            _LOG.warning("%s; set aside as %s", error, self._place.path(aside))
-        except FileNotFoundError:
-            _LOG.warning("%s is gone; left out", self._place.path(path))
+
+def set_aside(place: Place, path: str, error: Exception) -> None:
+    """Move a file that cannot be used to `damaged/`, with one line."""
+    try:
+        aside = place.set_aside(path)
+        _LOG.warning("%s; set aside as %s", error, place.path(aside))
+    except FileNotFoundError:
+        _LOG.warning("%s is gone; left out", place.path(path))
+
+
+def edges_of(events: Sequence[HistoryEvent]) -> tuple[int, int | None]:
+    """Time of the first start and the last end of events, ms; None where one has no end."""
+    ends = [event.end_ns for event in events if event.end_ns is not None]
+    last = max(ends) // 1_000_000 + 1 if len(ends) == len(events) else None
+    return min(event.start_ns for event in events) // 1_000_000, last
 
 
 def newest_events(events: Iterable[HistoryEvent]) -> list[HistoryEvent]:
@@ -446,7 +504,7 @@ def _by_hour(rows: TableRows) -> list[tuple[int, TableRows]]:
     hours = (rows.times_ms - 1) // HOUR_MS * HOUR_MS
     spans = np.unique(hours)
     if len(spans) == 1:
-        return [(int(spans[0]), rows)]
+        return [(int(spans[0]), without_idle(rows))]
     return [(int(span), selected(rows, hours == span)) for span in spans]
 
 

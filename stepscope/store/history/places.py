@@ -41,8 +41,16 @@ class Place(Protocol):
         """Size in bytes of each file in a folder by its name; empty if there is none."""
         ...
 
+    def folders(self, folder: str) -> list[str]:
+        """Names of the folders in a folder."""
+        ...
+
     def remove(self, name: str) -> None:
         """Remove a file; it may be gone already."""
+        ...
+
+    def remove_unfinished(self, folder: str) -> None:
+        """Remove temporary files that a killed writer left in a folder."""
         ...
 
     def set_aside(self, name: str) -> str:
@@ -121,9 +129,21 @@ class LocalPlace:
                     found[entry.name] = entry.stat().st_size
         return found
 
+    def folders(self, folder: str) -> list[str]:
+        """See Place."""
+        try:
+            return sorted(entry.name for entry in os.scandir(self._folder / folder) if entry.is_dir())
+        except FileNotFoundError:
+            return []
+
     def remove(self, name: str) -> None:
         """See Place."""
         (self._folder / name).unlink(missing_ok=True)
+
+    def remove_unfinished(self, folder: str) -> None:
+        """See Place."""
+        for path in (self._folder / folder).glob(".*.partial"):
+            path.unlink(missing_ok=True)
 
     def set_aside(self, name: str) -> str:
         """See Place."""
@@ -224,19 +244,31 @@ class UrlPlace:
 
     def sizes(self, folder: str) -> dict[str, int]:
         """See Place."""
-        full = self._full(folder)
+        return {
+            one["name"].rpartition("/")[2]: int(one["size"] or 0)
+            for one in self._entries(folder)
+            if one["type"] == "file"
+        }
+
+    def _entries(self, folder: str) -> list[dict[str, Any]]:
         with _as_os_errors():
             self._fs.invalidate_cache()
             try:
-                found = self._fs.ls(full, detail=True)
+                return list(self._fs.ls(self._full(folder), detail=True))
             except FileNotFoundError:
-                return {}
-        return {one["name"].rpartition("/")[2]: int(one["size"] or 0) for one in found if one["type"] == "file"}
+                return []
+
+    def folders(self, folder: str) -> list[str]:
+        """See Place."""
+        return [one["name"].rpartition("/")[2] for one in self._entries(folder) if one["type"] == "directory"]
 
     def remove(self, name: str) -> None:
         """See Place."""
         with _as_os_errors(), contextlib.suppress(FileNotFoundError):
             self._fs.rm_file(self._full(name))
+
+    def remove_unfinished(self, folder: str) -> None:
+        """See Place. An object is there whole or not at all."""
 
     def set_aside(self, name: str) -> str:
         """See Place."""

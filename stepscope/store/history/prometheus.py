@@ -135,7 +135,9 @@ class PrometheusHistory:
 
     def events(self, start_ns: int, end_ns: int, *, where: Where | None = None) -> Sequence[HistoryEvent]:
         """Events that overlap a span of time, the oldest first; raises as `MetricHistory`."""
-        return prometheus_events(self._api, start_ns, end_ns, where or {}, deadline=self._deadline())
+        deadline = self._deadline()
+        server = self._server(deadline)
+        return prometheus_events(self._api, start_ns, end_ns, where or {}, server=server, deadline=deadline)
 
     def _values(
         self, question: Question, times_ms: NDArray[np.int64], step_ms: int, deadline: float

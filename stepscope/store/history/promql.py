@@ -34,6 +34,8 @@ _OWNER_KEY = ("cluster", "instance", *_JOB_KEY)
 _DEVICE_KEY = ("cluster", "instance", "uuid", "gpu_instance")
 _TARGET_LABELS = frozenset({"cluster", "instance", "rack", "gpu", "uuid", "gpu_instance"})
 """Labels that the series of a GPU and those of its job have alike."""
+_FACTS_MS = 300_000
+"""Prometheus' own lookback."""
 
 _AGGREGATIONS = {
     Statistic.MEAN: "avg",
@@ -93,7 +95,7 @@ def range_query(
         values = f"increase_prometheus({series}{window}) / {seconds}"
     else:
         values = f"rate({series}{window})"
-    return _grouped(question, values, _AGGREGATIONS[question.statistic], ignored)
+    return _grouped(question, values, _AGGREGATIONS[question.statistic], ignored, step_ms)
 
 
 def samples_query(question: Question, span_ms: int) -> str:
@@ -108,7 +110,8 @@ def samples_query(question: Question, span_ms: int) -> str:
 def owned_query(question: Question, step_ms: int, *, server: Dialect, ignored: Sequence[str] = ()) -> str:
     """The query of which series, with all their labels, are in the answer to a question; else as `range_query`."""
     series = series_selector(question.metric, _own(question))
-    return _with_owner(question, _joined(f"count_over_time({series}[{server.window_ms(step_ms)}ms])", ignored))
+    values = f"count_over_time({series}[{server.window_ms(step_ms)}ms])"
+    return _with_owner(question, _joined(values, ignored), step_ms)
 
 
 def owner_labels(question: Question) -> frozenset[str]:
@@ -136,14 +139,14 @@ def latest_queries(question: Question, after_ms: int, *, ignored: Sequence[str] 
     values = f"({series} and {is_fresh})"
     times = f"({is_fresh} and {series})"  # VictoriaMetrics has a timestamp of series that ended, too
     return (
-        _grouped(question, values, _AGGREGATIONS[question.statistic], ignored),
-        _grouped(question, times, "max", ignored),
+        _grouped(question, values, _AGGREGATIONS[question.statistic], ignored, _FACTS_MS),
+        _grouped(question, times, "max", ignored, _FACTS_MS),
     )
 
 
-def _grouped(question: Question, values: str, aggregation: str, ignored: Sequence[str]) -> str:
+def _grouped(question: Question, values: str, aggregation: str, ignored: Sequence[str], step_ms: int) -> str:
     labels = [label for group in question.by for label in GROUP_LABELS[group]]
-    values = _with_owner(question, _joined(values, ignored))
+    values = _with_owner(question, _joined(values, ignored), step_ms)
     return f"{aggregation} by ({', '.join(dict.fromkeys(labels))}) ({values})"
 
 
@@ -165,7 +168,7 @@ def _own_labels(metric: str) -> frozenset[str]:
     return _OWN_LABELS.get(metric, frozenset())
 
 
-def _with_owner(question: Question, values: str) -> str:
+def _with_owner(question: Question, values: str, step_ms: int) -> str:
     """Values with labels of the job that has the GPU alone, and its facts, as far as the question is about them."""
     added = owner_labels(question)
     if not added:
@@ -173,13 +176,13 @@ def _with_owner(question: Question, values: str) -> str:
     facts = sorted(added - set(_JOB_KEY))
     target = {label: value for label, value in question.where.items() if label in _TARGET_LABELS}
     if added.isdisjoint(_JOB_KEY):
-        owners, key, joined = _job_facts(question, facts, target), _OWNER_KEY, facts
+        owners, key, joined = _job_facts(question, facts, target, step_ms), _OWNER_KEY, facts
     else:
-        owners, key, joined = _holders(question, facts, target), _DEVICE_KEY, [*_JOB_KEY, *facts]
+        owners, key, joined = _holders(question, facts, target, step_ms), _DEVICE_KEY, [*_JOB_KEY, *facts]
     return f"{values} * on ({', '.join(key)}) group_left ({', '.join(joined)}) ({owners})"
 
 
-def _holders(question: Question, facts: Sequence[str], target: Where) -> str:
+def _holders(question: Question, facts: Sequence[str], target: Where, step_ms: int) -> str:
     """Jobs that have a GPU alone."""
     jobs = {label: value for label, value in question.where.items() if label in _JOB_KEY}
     labels = ", ".join((*_DEVICE_KEY, *_JOB_KEY))
@@ -190,18 +193,20 @@ def _holders(question: Question, facts: Sequence[str], target: Where) -> str:
     if not facts:
         return holders
     key = ", ".join(_OWNER_KEY)
-    return f"{holders} * on ({key}) group_left ({', '.join(facts)}) ({_job_facts(question, facts, target)})"
+    return f"{holders} * on ({key}) group_left ({', '.join(facts)}) ({_job_facts(question, facts, target, step_ms)})"
 
 
-def _job_facts(question: Question, facts: Sequence[str], target: Where) -> str:
-    """Facts of jobs, each job with those that are known."""
+def _job_facts(question: Question, facts: Sequence[str], target: Where, step_ms: int) -> str:
+    """Facts of jobs, each job with those that are known; they outlive the step's last page, unlike who has a GPU."""
     node = {label: value for label, value in target.items() if label in ("cluster", "instance", "rack")}
     asked = {label: value for label, value in question.where.items() if label in facts}
     labels = ", ".join((*_OWNER_KEY, *facts))
     known = [f'{label}!=""' for label in facts]
     selector = series_selector("stepscope_job_info", {**node, **asked}, known)
     every = series_selector("stepscope_job_info", node, known)
-    return _unambiguous(f"max by ({labels}) ({selector})", f"max by ({labels}) ({every})", _OWNER_KEY)
+    window = f"[{max(step_ms, _FACTS_MS)}ms]"
+    chosen, all_jobs = (f"max by ({labels}) (last_over_time({one}{window}))" for one in (selector, every))
+    return _unambiguous(chosen, all_jobs, _OWNER_KEY)
 
 
 def _unambiguous(chosen: str, every: str, key: Iterable[str]) -> str:
@@ -231,6 +236,8 @@ def _label(name: str) -> str:
 def _matcher(label: str, values: str | Sequence[str]) -> str:
     if isinstance(values, str):
         return f"{_label(label)}={_string(values)}"
+    if not values:
+        return f'{_label(label)}="",{label}!=""'  # none of no values
     pattern = "|".join(_NOT_LITERAL.sub(r"\\\g<0>", value) for value in values)
     return f"{_label(label)}=~{_string(pattern)}"
 

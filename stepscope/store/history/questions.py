@@ -29,6 +29,11 @@ Where = Mapping[str, str | Sequence[str]]
 """Values by label; of several any."""
 
 
+def is_one_of(value: str | None, wanted: str | Sequence[str]) -> bool:
+    """Whether a label has a wanted value; one that is not there has none."""
+    return value == wanted if isinstance(wanted, str) else value in wanted
+
+
 class GroupBy(StrEnum):
     """What the values of an answer belong to."""
 
@@ -37,6 +42,10 @@ class GroupBy(StrEnum):
     JOB = "job"
     RACK = "rack"
     USER = "user"
+    TEAM = "team"
+    MODEL = "model"
+    """Model of a GPU; only `stepscope_gpu_info` has it."""
+    MIG_PROFILE = "mig_profile"
     RANK = "rank"
     """Of a run; only metrics of training processes have it."""
 
@@ -47,6 +56,9 @@ GROUP_LABELS: Mapping[GroupBy, tuple[str, ...]] = {
     GroupBy.JOB: ("job_kind", "job_id"),
     GroupBy.RACK: ("rack",),
     GroupBy.USER: ("user",),
+    GroupBy.TEAM: ("team",),
+    GroupBy.MODEL: ("name",),
+    GroupBy.MIG_PROFILE: ("mig_profile",),
     GroupBy.RANK: ("run", "rank"),
 }
 """Labels of a group. `instance` is the agent's address, as in Prometheus; a MIG instance has `gpu_instance`."""

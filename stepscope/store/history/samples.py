@@ -16,8 +16,8 @@ class SampleBlock:
     """Samples of entities (a GPU, a host, a link, a job on a node) whose labels have the same names.
 
     Attributes:
-        entities: labels of each, those of its target among them ("instance", "rack"). Give the same tuple again and
-            again where the entities stay: it is recognised, and costs nothing then.
+        entities: labels of each, sorted by name, those of its target among them ("instance", "rack"). Give the same
+            objects again and again while the entities stay: they are recognised, and cost little then.
         entity: index into `entities` of each row; shape (rows,).
         times_ns: ns since the epoch of each row; shape (rows,). Kept in whole milliseconds, as Prometheus does.
         columns: values by metric name, NaN where the page had none; shape (rows,) each.
@@ -51,11 +51,61 @@ class TableRows:
         return len(self.times_ms)
 
 
+class KnownEntities:
+    """Entities of one table that have come so far, each with its index. Objects that come again cost next to nothing.
+
+    Attributes:
+        labels: label names, sorted.
+    """
+
+    def __init__(self, labels: tuple[str, ...]) -> None:
+        self.labels = labels
+        self._index: dict[Labels, int] = {}
+        self._by_id: dict[int, int] = {}
+        self._kept: list[Labels] = []
+        self._all: tuple[Labels, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def all(self) -> tuple[Labels, ...]:
+        """All of them, in the order of their indices; the same object until there are more."""
+        if len(self._all) != len(self._index):
+            self._all = tuple(self._index)
+        return self._all
+
+    def places(self, entities: tuple[Labels, ...]) -> NDArray[np.int32]:
+        """Index of each entity; new ones get one.
+
+        Raises:
+            ValueError: one has other label names.
+        """
+        places = list(map(self._by_id.get, map(id, entities)))
+        if None in places:
+            places = [
+                self._place(labels) if place is None else place for labels, place in zip(entities, places, strict=True)
+            ]
+        return np.array(places, np.int32)
+
+    def _place(self, labels: Labels) -> int:
+        place = self._index.get(labels)
+        if place is None:
+            if tuple(name for name, _ in labels) != self.labels:
+                raise ValueError(f"an entity has other labels than {', '.join(self.labels)}: {labels}")
+            place = self._index[labels] = len(self._index)
+        if len(self._kept) > 2 * len(self._index):
+            self._by_id.clear()
+            self._kept.clear()
+        self._by_id[id(labels)] = place
+        self._kept.append(labels)  # so that no other object gets its id
+        return place
+
+
 def label_names(block: SampleBlock) -> tuple[str, ...]:
     """Names of the labels that the entities of a block have.
 
     Raises:
-        ValueError: entities have other names, or rows and columns do not have one length.
+        ValueError: they are not sorted, or rows, columns and entities do not fit together.
     """
     names = tuple(name for name, _ in block.entities[0]) if block.entities else ()
     if list(names) != sorted(set(names)):
@@ -63,34 +113,38 @@ def label_names(block: SampleBlock) -> tuple[str, ...]:
     lengths = {len(block.entity), len(block.times_ns), *(len(column) for column in block.columns.values())}
     if len(lengths) != 1:
         raise ValueError(f"rows and columns have the lengths {sorted(lengths)}")
+    if len(block.entity) and not 0 <= int(block.entity.min()) <= int(block.entity.max()) < len(block.entities):
+        raise ValueError("a row has an entity that the block does not have")
     return names
 
 
-def to_rows(block: SampleBlock) -> TableRows:
-    """The rows of a block.
+def to_rows(block: SampleBlock, known: KnownEntities) -> TableRows:
+    """The rows of a block, with the entities of its table. They may become more: `known.all()` fits these rows still.
 
     Raises:
-        ValueError: its entities do not have the same label names, or its parts do not fit.
+        ValueError: an entity has other label names than the table.
     """
-    names = label_names(block)
-    if any(len(labels) != len(names) or tuple(name for name, _ in labels) != names for labels in block.entities):
-        raise ValueError(f"an entity has other labels than {', '.join(names)}")
-    if len(block.entity) and not 0 <= int(block.entity.min()) <= int(block.entity.max()) < len(block.entities):
-        raise ValueError("a row has an entity that the block does not have")
     return TableRows(
-        names,
-        block.entities,
-        np.asarray(block.entity, np.int32),
+        known.labels,
+        (),
+        known.places(block.entities)[block.entity],
         np.asarray(block.times_ns, np.int64) // 1_000_000,
         {name: np.asarray(values, np.float64) for name, values in block.columns.items()},
     )
 
 
-def joined(parts: Sequence[TableRows]) -> TableRows:
-    """All rows of parts of the same table, in their order."""
-    if len(parts) == 1:
+def joined(parts: Sequence[TableRows], known: KnownEntities | None = None) -> TableRows:
+    """All rows of parts of the same table, in their order.
+
+    Args:
+        known: entities that the rows have; by default each part has its own.
+    """
+    if known is not None:
+        entities, entity = known.all(), np.concatenate([part.entity for part in parts])
+    elif len(parts) == 1:
         return parts[0]
-    entities, entity = _joined_entities(parts)
+    else:
+        entities, entity = _joined_entities(parts)
     names = dict.fromkeys(name for part in parts for name in part.columns)
     times = np.concatenate([part.times_ms for part in parts])
     return TableRows(parts[0].labels, entities, entity, times, {name: _joined_column(parts, name) for name in names})
@@ -149,14 +203,24 @@ def _sort_key(labels: Labels) -> tuple[str, Labels]:
 
 def selected(rows: TableRows, keep: NDArray[np.bool_]) -> TableRows:
     """Some of the rows; entities without any are left out."""
-    entity = rows.entity[keep]
-    used = np.zeros(len(rows.entities), np.bool_)
-    used[entity] = True
-    place = np.cumsum(used, dtype=np.int32) - 1
-    return TableRows(
+    if keep.all():
+        return without_idle(rows)
+    some = TableRows(
         rows.labels,
-        tuple(labels for labels, is_used in zip(rows.entities, used.tolist(), strict=True) if is_used),
-        place[entity].astype(np.int32),
+        rows.entities,
+        rows.entity[keep],
         rows.times_ms[keep],
         {name: column[keep] for name, column in rows.columns.items()},
     )
+    return without_idle(some)
+
+
+def without_idle(rows: TableRows) -> TableRows:
+    """The rows, without entities that have none."""
+    used = np.zeros(len(rows.entities), np.bool_)
+    used[rows.entity] = True
+    if used.all():
+        return rows
+    place = np.cumsum(used, dtype=np.int32) - 1
+    entities = tuple(labels for labels, is_used in zip(rows.entities, used.tolist(), strict=True) if is_used)
+    return TableRows(rows.labels, entities, place[rows.entity].astype(np.int32), rows.times_ms, rows.columns)

@@ -11,9 +11,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
+from isal import isal_zlib
+from numpy.typing import NDArray
 
 from stepscope.core.errors import DataError
 from stepscope.store.history.questions import HistoryEvent, Labels
@@ -50,11 +53,7 @@ class Segment:
 
 def crc32(content: bytes | memoryview, value: int = 0) -> int:
     """CRC-32 of bytes."""
-    try:
-        from isal import isal_zlib as zlib  # ten times as fast
-    except ImportError:
-        import zlib  # type: ignore[no-redef]
-    return int(zlib.crc32(content, value))
+    return int(isal_zlib.crc32(content, value))
 
 
 class SegmentEncoder:
@@ -65,17 +64,20 @@ class SegmentEncoder:
 
     def encode(self, tables: Sequence[TableRows], events: Sequence[HistoryEvent]) -> bytes:
         """Content of a segment's file."""
-        parts: list[bytes | memoryview] = []
+        parts: list[bytes | memoryview] = [b"", b"", b""]
         about = []
         for rows in tables:
             values = msgspec.Raw(self._text(rows))
             about.append(_Table(rows.labels, values, tuple(rows.columns), len(rows)))
-            parts += [_padded(rows.entity.astype("<i4").tobytes()), rows.times_ms.astype("<i8").tobytes()]
-            parts += [column.astype("<f8").tobytes() for column in rows.columns.values()]
+            parts += [_bytes(rows.entity, "<i4"), bytes(len(rows) * -4 % 8), _bytes(rows.times_ms, "<i8")]
+            parts += [_bytes(column, "<f8") for column in rows.columns.values()]
         header = msgspec.json.encode(_Header(about, list(events)))
         header += b" " * (-(len(header) + len(_MAGIC) + _LENGTH.size) % 8)
-        body = b"".join([_MAGIC, _LENGTH.pack(len(header)), header, *parts])
-        return body + _LENGTH.pack(crc32(body))
+        parts[:3] = _MAGIC, _LENGTH.pack(len(header)), header
+        checksum = 0
+        for part in parts:
+            checksum = crc32(part, checksum)
+        return b"".join([*parts, _LENGTH.pack(checksum)])
 
     def _text(self, rows: TableRows) -> bytes:
         known = self._texts.get(rows.labels)
@@ -85,15 +87,15 @@ class SegmentEncoder:
         return known[1]
 
 
-def _padded(content: bytes) -> bytes:
-    return content + bytes(-len(content) % 8)
+def _bytes(values: NDArray[Any], kind: str) -> memoryview:
+    return np.ascontiguousarray(values, kind).data.cast("B") if len(values) else memoryview(b"")
 
 
 class SegmentDecoder:
     """Reads segments; entities that stay are the same objects in all of them."""
 
     def __init__(self) -> None:
-        self._entities: dict[tuple[tuple[str, ...], bytes], tuple[Labels, ...]] = {}
+        self._entities: dict[tuple[str, ...], tuple[bytes, tuple[Labels, ...]]] = {}
 
     def decode(self, content: memoryview, name: str) -> Segment:
         """What a segment holds.
@@ -126,14 +128,13 @@ class SegmentDecoder:
         return Segment(tuple(tables), tuple(header.events))
 
     def _labels(self, about: _Table) -> tuple[Labels, ...]:
-        key = about.labels, bytes(about.values)
-        entities = self._entities.get(key)
-        if entities is None:
-            values = msgspec.json.decode(about.values, type=list[list[str]])
-            entities = tuple(tuple(zip(about.labels, one, strict=True)) for one in values)
-            if len(self._entities) > 1000:
-                self._entities.clear()
-            self._entities[key] = entities
+        text = bytes(about.values)
+        known = self._entities.get(about.labels)
+        if known is not None and known[0] == text:
+            return known[1]
+        values = msgspec.json.decode(text, type=list[list[str]])
+        entities = tuple(tuple(zip(about.labels, one, strict=True)) for one in values)
+        self._entities[about.labels] = text, entities  # the newest alone: of a fleet they are megabytes
         return entities
 
 

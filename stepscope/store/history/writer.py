@@ -13,12 +13,16 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 
+import numpy as np
+
+from stepscope.core.errors import from_os_error
 from stepscope.core.text.numbers import counted
-from stepscope.store.history.catalog import SEGMENTS, Catalog, described
-from stepscope.store.history.maintenance import Maintenance, Retention, recovered_catalog, segment_number
+from stepscope.store.history.catalog import Catalog, described
+from stepscope.store.history.maintenance import Maintenance, Retention, segment_path
 from stepscope.store.history.places import place_of
 from stepscope.store.history.questions import HistoryEvent, HistoryMetric
-from stepscope.store.history.samples import SampleBlock, TableRows, joined, to_rows
+from stepscope.store.history.recovery import recovered_catalog
+from stepscope.store.history.samples import KnownEntities, SampleBlock, TableRows, joined, label_names, to_rows
 from stepscope.store.history.segments import SegmentEncoder
 
 _LOG = logging.getLogger(__name__)
@@ -49,22 +53,25 @@ class HistoryWriter:
         self._lock = self._place.lock()
         try:
             catalog = recovered_catalog(self._place)
-            numbers = [segment_number(name) for name in self._place.sizes(SEGMENTS)]
-        except BaseException:
+            self._maintenance = Maintenance(self._place, catalog, retention or Retention(), clock)
+            self._next = 1 + self._maintenance.find_segments()
+        except BaseException as error:
             self._lock.release()
+            if isinstance(error, OSError):
+                raise from_os_error(error, "cannot be written", where=self._place.location) from error
             raise
-        self._next = 1 + max([catalog.compacted, *(number for number in numbers if number is not None)])
-        self._maintenance = Maintenance(self._place, catalog, retention or Retention(), clock)
         self._encoder = SegmentEncoder()
         self._guard = threading.Lock()
         self._flushing = threading.Lock()
-        self._blocks: list[TableRows] = []
+        self._known: dict[tuple[str, ...], KnownEntities] = {}
+        self._blocks: dict[tuple[str, ...], list[TableRows]] = {}
         self._events: list[HistoryEvent] = []
-        self._unwritten: list[bytes] = []
+        self._unwritten: list[tuple[bytes, list[TableRows]]] = []
         self._num_lost = 0
         self._is_failing = False
         self._newest_ns = catalog.newest_ms * 1_000_000
         self._is_behind = False
+        self._has_appended = False
 
     @property
     def catalog(self) -> Catalog:
@@ -89,12 +96,16 @@ class HistoryWriter:
         Raises:
             ValueError: the parts of the block do not fit together.
         """
-        rows = to_rows(block)
-        if not len(rows) or not rows.columns:
+        names = label_names(block)
+        if not len(block.times_ns) or not block.columns:
             return
-        self._watch_clock(int(rows.times_ms[0]) * 1_000_000, int(rows.times_ms.max()) * 1_000_000)
         with self._guard:
-            self._blocks.append(rows)
+            known = self._known.get(names)
+            if known is None:
+                known = self._known[names] = KnownEntities(names)
+            rows = to_rows(block, known)
+            self._blocks.setdefault(names, []).append(rows)
+        self._watch_clock(int(rows.times_ms[0]) * 1_000_000, int(rows.times_ms.max()) * 1_000_000)
 
     def append_events(self, events: Iterable[HistoryEvent]) -> None:
         """Take events. One that ends, or whose text changes, is given again: its kind, start, labels and code tell."""
@@ -113,14 +124,18 @@ class HistoryWriter:
         """
         with self._flushing:
             with self._guard:
-                blocks, self._blocks = self._blocks, []
+                tables = [joined(parts, self._known[names]) for names, parts in self._blocks.items()]
+                self._forget_idle(tables)
+                self._blocks = {}
                 events, self._events = self._events, []
-            if blocks or events:
-                self._unwritten.append(self._encoder.encode(_tables(blocks), events))
+            if tables or events:
+                self._unwritten.append((self._encoder.encode(tables, events), tables))
             try:
                 self._lock.renew()
                 while self._unwritten:
-                    self._place.write(f"{SEGMENTS}/{self._next:012d}.segment", self._unwritten[0])
+                    content, tables = self._unwritten[0]
+                    self._place.write(segment_path(self._next), content)
+                    self._maintenance.wrote(self._next, tables, len(content))
                     self._next += 1
                     del self._unwritten[0]
             except OSError as error:
@@ -155,11 +170,17 @@ class HistoryWriter:
         finally:
             self._lock.release()
 
+    def _forget_idle(self, tables: Sequence[TableRows]) -> None:
+        """Begin anew with entities of which most have no rows any more."""
+        for rows in tables:
+            if len(rows.entities) > 2 * int(np.count_nonzero(np.bincount(rows.entity, minlength=1))) + 100:
+                del self._known[rows.labels]
+
     def _is_full(self, error: OSError) -> None:
         if not self._is_failing:
             _LOG.warning("%s: cannot be written (%s); samples wait in memory", self._place.location, error)
             self._is_failing = True
-        while sum(map(len, self._unwritten)) > MAX_PENDING_BYTES:
+        while sum(len(content) for content, _ in self._unwritten) > MAX_PENDING_BYTES:
             del self._unwritten[0]
             self._num_lost += 1
 
@@ -171,13 +192,7 @@ class HistoryWriter:
             self._is_behind = True
         elif behind <= _JUMP_NS:
             self._is_behind = False
-            if self._blocks and ahead > _JUMP_NS:
+            if self._newest_ns and ahead > _JUMP_NS and self._has_appended:
                 _LOG.warning("%s: time went forth by %s s; samples are kept", self._place.location, ahead // 10**9)
         self._newest_ns = max(self._newest_ns, newest_ns)
-
-
-def _tables(blocks: Sequence[TableRows]) -> list[TableRows]:
-    by_labels: dict[tuple[str, ...], list[TableRows]] = {}
-    for rows in blocks:
-        by_labels.setdefault(rows.labels, []).append(rows)
-    return [joined(parts) for parts in by_labels.values()]
+        self._has_appended = True

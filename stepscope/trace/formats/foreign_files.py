@@ -10,7 +10,7 @@ _LONGEST_LINE_BYTES = 4096
 
 RECORD = "record with torch.profiler (stepscope run -- COMMAND does), and give its JSON"
 _NCCL = "run: stepscope nccl FILE"
-_NSIGHT = f"read it with nsys stats; for stepscope {RECORD}"
+_NSIGHT = "run: nsys export --type sqlite REPORT.nsys-rep, and give what it writes"
 _ROCPROF = f"read it with rocprof's own tools; for stepscope {RECORD}"
 _UNPACK = "unpack it, and give what is in it"
 
@@ -65,7 +65,7 @@ _BY_CONTENT: tuple[tuple[bytes, tuple[bytes, ...], Kind], ...] = (
     (
         b"SQLite format 3\0",
         (b"CUPTI_ACTIVITY_KIND", b"TARGET_INFO", b"NVTX_EVENTS"),
-        Kind("an SQLite export of Nsight Systems", _NSIGHT),
+        Kind("an SQLite export of Nsight Systems", "run: stepscope analyze FILE"),
     ),
     (b"SQLite format 3\0", (), Kind("an SQLite database")),
     (b"PAR1", (), Kind("a Parquet table", "run: stepscope whatif FILE, if it is an operation table")),

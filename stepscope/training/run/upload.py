@@ -74,9 +74,11 @@ class NodeUpload:
     Args:
         folder: the run's on this node.
         url: of all runs.
+        reduces: traces are reduced to views beside training.
     """
 
-    def __init__(self, folder: Path, url: str, rank: int) -> None:
+    def __init__(self, folder: Path, url: str, rank: int, *, reduces: bool) -> None:
+        self._reduces = reduces
         self._folder = folder
         self._url = url
         self._rank = rank
@@ -116,11 +118,11 @@ class NodeUpload:
             self._wait(_WAIT_AFTER_SIGNAL_SECONDS)
 
     def _start(self, now: float) -> None:
-        keep = "keep" if os.environ.get(KEEP_VARIABLE, "").lower() in _YES else "remove"
+        flags = ["keep"] if os.environ.get(KEEP_VARIABLE, "").lower() in _YES else []
+        flags += ["reduces"] if self._reduces else []
+        arguments = (str(self._folder), self._url, str(os.getpid()), *flags)
         try:
-            self._process = SideProcess(
-                "stepscope.workflow.transfer.upload_process", str(self._folder), self._url, str(os.getpid()), keep
-            )
+            self._process = SideProcess("stepscope.workflow.transfer.upload_process", *arguments)
         except (OSError, RuntimeError) as error:
             self._start_at = now + _LAST_AGAIN_SECONDS
             logger.warning("no process can be started that uploads %s: %s", self._folder, error)

@@ -8,7 +8,8 @@ from typing import Any
 
 from stepscope.collectors.nvml.binding import NO_BINDING, DriverUnusableError
 from stepscope.core.errors import DataError, UnreachableError
-from stepscope.core.metrics.readings import GPU, Collection, Finding, StreamReader, read_labels
+from stepscope.core.metrics.readings import GPU, Collection, Finding, read_labels
+from stepscope.core.metrics.stream import StreamReader
 from stepscope.workflow.preflight import workers as processes
 from stepscope.workflow.preflight.gpu_state import GpuState, gpu_value_of
 from stepscope.workflow.preflight.performance import why_worker_failed

@@ -30,7 +30,8 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.collectors.nvml.binding import GpuUnusableError
 from stepscope.collectors.nvml.collector import GpuTarget, NvmlCollector
-from stepscope.core.metrics.readings import GPU, Collection, StreamWriter
+from stepscope.core.metrics.readings import GPU, Collection
+from stepscope.core.metrics.stream import StreamWriter
 from stepscope.workflow.preflight.device import Pace, UnsupportedError
 
 if TYPE_CHECKING:

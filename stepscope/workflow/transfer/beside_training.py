@@ -9,13 +9,14 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from stepscope.core.documents.run_directory import UPLOADS_FOLDER
+from stepscope.core.documents.run_directory import TRACES_FOLDER, UPLOADS_FOLDER
 from stepscope.core.documents.upload import UploadState
 from stepscope.core.errors import StepscopeError
 from stepscope.core.protocol.upload_state import UploadProgress, UploadStage, is_training_over
 from stepscope.workflow.inputs.object_stores import store_error, store_errors
 from stepscope.workflow.stored_runs.places import decode_uploads, locked_file
 from stepscope.workflow.stored_runs.sizes import PRUNED_MARK
+from stepscope.workflow.transfer.node_files import files_of_node, has_view
 from stepscope.workflow.transfer.target import UploadTarget
 from stepscope.workflow.transfer.upload import NodeUploader
 from stepscope.workflow.transfer.upload_runs import again_seconds, own_folder, remove_arrived
@@ -24,6 +25,8 @@ TURN_SECONDS = 5.0
 _LOOK_SECONDS = 0.5
 AFTER_TRAINING_SECONDS = 1800.0
 """Then what has not arrived is left for `stepscope runs upload`."""
+VIEWS_SECONDS = 300.0
+"""The processes that reduce traces end by then."""
 _KEPT_SECONDS = 86_400.0
 """Records of a run that has arrived stay so long in the node's folder, for an attempt that goes on from them."""
 
@@ -35,27 +38,32 @@ class UploadBesideTraining:
         folder: the node's folder of the run.
         parent: the process of training that started this one.
         keep: leave traces and other large files where they are once they have arrived.
+        reduces: traces are reduced to views beside training.
 
     Raises:
         UploadInUseError: another process uploads the folder.
         StepscopeError: the URL or its driver cannot be used here.
     """
 
-    def __init__(self, folder: Path, url: str, parent: int, *, keep: bool) -> None:
+    def __init__(self, folder: Path, url: str, parent: int, *, keep: bool, reduces: bool) -> None:
         self._folder = folder
         self._url = f"{url.rstrip('/')}/{folder.name}"
         self._parent = parent
         self._keep = keep
+        self._reduces = reduces
         self._has_been_written = False
-        self._uploader = NodeUploader(folder, UploadTarget(self._url), socket.gethostname())
+        self._uploader = NodeUploader(folder, UploadTarget(self._url), socket.gethostname(), reduces=reduces)
 
     def run(self) -> bool:
         """Upload until training has ended; returns whether all has arrived."""
         with own_folder(self._folder):
             while True:
-                is_whole = self._upload()
+                self._upload()
                 self._wait_for_parent()
                 if not self._is_over():  # a further attempt, or a further training of this process
+                    continue
+                is_whole = self._upload()  # what came meanwhile: an analysis, views
+                if not self._is_over():
                     continue
                 if is_whole and not self._keep:
                     remove_arrived(self._folder, self._uploader.record)
@@ -71,6 +79,9 @@ class UploadBesideTraining:
                 give_up_at, num_failed = time.monotonic() + AFTER_TRAINING_SECONDS, 0
             seconds = TURN_SECONDS
             try:
+                if is_over and self._reduces:
+                    self._uploader.turn(is_last=False)
+                    self._wait_for_views()
                 is_whole = self._uploader.turn(is_last=is_over)
                 num_failed = 0
                 if is_over and is_whole:
@@ -108,6 +119,15 @@ class UploadBesideTraining:
     def _wait_for_parent(self) -> None:
         """The process may still read what it wrote, or train again."""
         while self._is_parent_alive() and self._is_over():
+            time.sleep(_LOOK_SECONDS)
+
+    def _wait_for_views(self) -> None:
+        """Until the traces of this node have been reduced, which may end minutes after training."""
+        until = time.monotonic() + VIEWS_SECONDS
+        while time.monotonic() < until:
+            traces = [each.path for each in files_of_node(self._folder) if each.path.startswith(f"{TRACES_FOLDER}/")]
+            if all(has_view(self._folder, trace, older_than_seconds=_LOOK_SECONDS * 4) for trace in traces):
+                return
             time.sleep(_LOOK_SECONDS)
 
     def _report(self, stage: UploadStage, problem: str | None) -> None:

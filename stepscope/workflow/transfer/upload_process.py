@@ -3,7 +3,7 @@
 `profile(out=URL)` starts one a node, so that training's own process loads nothing and waits for nothing. It goes on
 until all that training wrote has arrived, and keeps how far it is in a file for training to read.
 
-    python -m stepscope.workflow.transfer.upload_process FOLDER URL PARENT_PID keep|remove
+    python -m stepscope.workflow.transfer.upload_process FOLDER URL PARENT_PID [keep] [reduces]
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ IN_USE, UNUSABLE = 75, 3
 
 def main(arguments: Sequence[str]) -> int:
     """Upload until training has ended and all has arrived; returns the exit code."""
-    folder, url, parent, keep = Path(arguments[0]), arguments[1], int(arguments[2]), arguments[3] == "keep"
+    folder, url, parent, flags = Path(arguments[0]), arguments[1], int(arguments[2]), set(arguments[3:])
+    options = {"keep": "keep" in flags, "reduces": "reduces" in flags}
     give_way()
     try:
         from stepscope.workflow.transfer.beside_training import UploadBesideTraining  # loading takes long
@@ -31,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
         _give_up(folder, f'{error.name} is not installed; run: pip install "stepscope[analyze]"')
         return UNUSABLE
     try:
-        return 0 if UploadBesideTraining(folder, url, parent, keep=keep).run() else UNUSABLE
+        return 0 if UploadBesideTraining(folder, url, parent, **options).run() else UNUSABLE
     except UploadInUseError:
         return IN_USE
     except Exception as error:

@@ -16,9 +16,9 @@ from stepscope.core.metrics.readings import (
     Missing,
     MissingReason,
     Reading,
-    StreamWriter,
     labels_of,
 )
+from stepscope.core.metrics.stream import StreamWriter
 
 TIMING = ProbeTiming(
     interval=1, deadline=5, start_deadline=30, look=60, first_retry=1, last_retry=64, healthy=600, slow=0.5, stale=60

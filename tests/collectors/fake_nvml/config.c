@@ -89,6 +89,10 @@ const char *device_text(nvmlDevice_t device, const char *format, ...) {
     return config_text(key);
 }
 
+nvmlReturn_t too_small(const void *room) {
+    return !room && config_count("counts_succeed", 0) ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
+}
+
 /* Never return while the file says so: a hanging driver may come to itself. */
 static void rest(void) {
     nanosleep(&(struct timespec){0, 20 * 1000000}, NULL);

@@ -4,6 +4,7 @@
  * one that the GPU does not support. Keys:
  *   driver, cuda, nvml, gpus, generation     of the system; another generation than at load: the driver was reloaded
  *   error N                                  every call returns N
+ *   counts_succeed 1                         the number of a list is given without an error
  *   hang F                                   call F ("any": each) never returns
  *   gpu.I.lost 1                             the GPU fell off the bus
  *   gpu.I.hang F, gpu.I.crash F              call F ("any": each) on this GPU never returns, or ends the process
@@ -51,6 +52,9 @@ const char *device_text(nvmlDevice_t device, const char *format, ...) __attribut
 
 /* What every call does first: read the file again if it changed, then hang, crash, wait or fail as it says. */
 nvmlReturn_t fake_gate(const char *function, nvmlDevice_t device);
+
+/* Of a list that has not enough room: with "counts_succeed 1" no error where the caller gave none, as NVIDIA's mocknvml. */
+nvmlReturn_t too_small(const void *room);
 void fake_initialized(int is_initialized);
 int fake_read_config(void);
 

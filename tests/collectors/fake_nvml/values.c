@@ -141,7 +141,7 @@ nvmlReturn_t nvmlDeviceGetRetiredPages(nvmlDevice_t device, unsigned cause, unsi
     if (answer) return answer;
     if (*count < retired) {
         *count = retired;
-        return NVML_ERROR_INSUFFICIENT_SIZE;
+        return too_small(pages);
     }
     *count = retired;
     if (pages) memset(pages, 0, retired * sizeof *pages);

@@ -99,6 +99,24 @@ def test_calls_answer_as_those_of_nvidia_ml_py(nvml: FakeNvml, name: str, monkey
     ours.nvmlShutdown()
 
 
+@pytest.mark.parametrize("counts_succeed", [0, 1])
+def test_lists_are_read_whatever_the_call_for_their_number_returns(nvml: FakeNvml, counts_succeed: int) -> None:
+    """The driver gives the number with an error, as NVML's header says; NVIDIA's mocknvml gives it with success."""
+    nvml.add({**profiles.h100(0), "compute__count": 2, "use__count": 1, "retired__0": 3})
+    nvml.set(0, compute__0__pid=11, compute__0__memory=5, compute__1__pid=12, use__0__pid=11, use__0__sm=97)
+    nvml.values["counts_succeed"] = str(counts_succeed)
+    nvml.write()
+    ours = nvml_library()
+    ours.nvmlInit()
+    handle = ours.nvmlDeviceGetHandleByIndex(0)
+    processes = ours.nvmlDeviceGetComputeRunningProcesses_v3(handle)
+    assert [(one.pid, one.usedGpuMemory) for one in processes] == [(11, 5), (12, 2**64 - 1)]
+    assert len(ours.nvmlDeviceGetGraphicsRunningProcesses_v3(handle)) == 0
+    assert [(one.pid, one.smUtil) for one in ours.nvmlDeviceGetProcessUtilization(handle, 0)] == [(11, 97)]
+    assert ours.nvmlDeviceGetRetiredPages(handle, 0) == [0, 0, 0]
+    ours.nvmlShutdown()
+
+
 def test_polling_loads_nothing_of_nvidia_ml_py(nvml: FakeNvml) -> None:
     nvml.add(profiles.h100(0))
     nvml.write()

@@ -86,6 +86,23 @@ def test_what_a_gpu_has_not_is_said_once_and_asked_no_more(nvml: FakeNvml) -> No
     assert value_of(NvmlCollector().collect(), "fan_speed_ratio") == 0.5
 
 
+def test_what_a_gpu_did_not_support_is_asked_again_after_a_minute(nvml: FakeNvml) -> None:
+    """ECC that is switched on, or a service of the driver that starts, gives values that were not there before."""
+    nvml.add({**profiles.h100(0), "sram_exceeded": None, "fabric_state": None, "field__82": None})
+    nvml.write()
+    collector = NvmlCollector(slow_poll_seconds=0.0)
+    for _ in range(5):
+        assert value_of(collector.collect(), "sram_threshold_exceeded") is None
+    nvml.set(0, sram_exceeded=1, fabric_state=3, field__82="u 41")
+    nvml.write()
+    assert value_of(collector.collect(), "sram_threshold_exceeded") is None
+    collection = collector.collect()
+    assert value_of(collection, "sram_threshold_exceeded") == 1
+    assert value_of(collection, "fabric_state", state="completed") == 1
+    assert value_of(collection, "memory_temperature_celsius") == 41
+    assert missing_of(collection, "sram_threshold_exceeded") is None
+
+
 def test_an_older_driver_is_asked_in_the_old_way(nvml: FakeNvml) -> None:
     nvml.add(profiles.a100(0))
     nvml.write()

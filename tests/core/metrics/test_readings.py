@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import pickle
 from dataclasses import FrozenInstanceError, replace
@@ -14,14 +13,16 @@ from hypothesis import strategies as st
 
 from stepscope.core.metrics.readings import (
     Collection,
-    CollectionWireError,
     Finding,
     Missing,
     MissingReason,
     Reading,
-    StreamReader,
-    StreamWriter,
+    ReadingColumns,
+    ReadingNames,
+    Readings,
+    ReadingSelection,
     labels_of,
+    readings_of,
     with_labels,
 )
 
@@ -56,82 +57,47 @@ def test_collections_join_in_their_order() -> None:
     assert joined == Collection((reading, reading), (missing,), (finding,))
 
 
-texts = st.text(max_size=10)
-labels = st.lists(st.tuples(texts, texts), max_size=3).map(lambda pairs: tuple(sorted(pairs)))
-times = st.integers(0, 2**63)
-collections = st.builds(
-    Collection,
-    st.lists(
-        st.builds(Reading, texts, st.floats(allow_nan=False, allow_infinity=False), labels, times), max_size=5
-    ).map(tuple),
-    st.lists(st.builds(Missing, texts, labels, st.sampled_from(MissingReason), texts), max_size=5).map(tuple),
-    st.lists(st.builds(Finding, texts, texts, labels, times), max_size=5).map(tuple),
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_column_has_no_unknown_value(value: float) -> None:
+    with pytest.raises(ValueError, match="b is not finite: unknown values must be a Missing"):
+        ReadingColumns(ReadingNames([("a", GPU), ("b", GPU)]), [1.0, value], 1)
+
+
+def test_a_column_has_a_value_for_each_name() -> None:
+    with pytest.raises(ValueError, match="1 values of 2 readings"):
+        ReadingColumns(ReadingNames([("a", GPU), ("b", GPU)]), [1.0], 1)
+
+
+pairs = st.tuples(st.sampled_from("abcd"), st.sampled_from([(), GPU, labels_of(gpu=1), labels_of(gpu=1, link=2)]))
+blocks = st.lists(
+    st.lists(st.tuples(pairs, st.floats(allow_nan=False, allow_infinity=False), st.integers(1, 2)), max_size=8),
+    max_size=4,
 )
 
 
-POWER = Reading("power", 1.0, (("gpu", "0"),), 5)
-TOLD = Collection((POWER, replace(POWER, metric="energy")), (Missing("fan", (), MissingReason.NOT_SUPPORTED),))
-
-
-@st.composite
-def streams(draw: st.DrawFn) -> list[Collection]:
-    """Collections of one stream: some alike but for their values and times, as most are."""
-    told = draw(st.lists(collections, min_size=1, max_size=4))
-    for number in draw(st.lists(st.integers(0, len(told) - 1), max_size=6)):
-        value, time_ns = draw(st.floats(-1e9, 1e9)), draw(times)
-        readings = tuple(replace(one, value=value, time_ns=time_ns) for one in told[number].readings)
-        told.insert(draw(st.integers(0, len(told))), replace(told[number], readings=readings))
-    return told
-
-
-@given(streams())
-def test_what_is_written_is_read(stream: list[Collection]) -> None:
-    writer, reader = StreamWriter(), StreamReader()
-    for collection in stream:
-        assert reader.read(json.loads(json.dumps(writer.write(collection)))) == collection
-
-
-def test_what_stays_the_same_is_written_once() -> None:
-    writer = StreamWriter()
-    assert "shape" in writer.write(TOLD)
-    assert writer.write(TOLD) == {"values": [1.0, 1.0], "times": 5}
-    assert "shape" in writer.write(replace(TOLD, missing=()))
-
-
-def test_a_stream_cannot_be_read_from_its_middle() -> None:
-    writer = StreamWriter()
-    writer.write(TOLD)
-    with pytest.raises(CollectionWireError, match="without a shape"):
-        StreamReader().read(writer.write(TOLD))
-
-
-def shaped(readings: list[Any], missing: list[Any], labels: list[Any], **told: Any) -> dict[str, Any]:
-    return {"shape": {"readings": readings, "missing": missing, "labels": labels}, "values": [], "times": [], **told}
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        {},
-        {"values": [1.0], "times": 1},
-        shaped([], [], [["gpu"]]),
-        shaped([["power", 3]], [], [], values=[1.0], times=1),
-        shaped([["power", 0]], [], [[]], values=[float("nan")], times=1),
-        shaped([["power", 0]], [], [[]], values=["1"], times=1),
-        shaped([["power", 0]], [], [[]], values=[1.0], times="now"),
-        shaped([["power", 0]], [], [[]], values=[1.0], times=[1, 2]),
-        shaped([["power", 0]], [], [[]], values=[1.0, 2.0], times=1),
-        shaped([], [["power", 0, "bored", ""]], [[]]),
-        shaped([], [], [], findings=[["xid", "XID 79", [], 1, 2]]),
-    ],
-)
-def test_nonsense_is_an_error_of_its_own(message: dict[str, Any]) -> None:
-    with pytest.raises(CollectionWireError):
-        StreamReader().read(message)
-
-
-def test_a_collection_alone_is_read_alone() -> None:
-    readings = (Reading("stepscope_gpu_up", 1.0, (("gpu", "0"),), 5),)
-    assert StreamReader().read(json.loads(json.dumps(StreamWriter().write(Collection(readings))))) == Collection(
-        readings
+@given(blocks)
+def test_columns_are_the_readings_that_they_are_made_of(given_blocks: list[list[Any]]) -> None:
+    plain = [
+        tuple(Reading(metric, value, labels, time) for (metric, labels), value, time in block) for block in given_blocks
+    ]
+    columns = [
+        readings_of([pair for pair, _, _ in block], [value for _, value, _ in block], [time for _, _, time in block])
+        for block in given_blocks
+    ]
+    joined = Collection.joined(map(Collection, columns)).readings
+    every = [one for block in plain for one in block]
+    assert len(joined) == len(every)
+    assert list(joined) == every
+    assert joined == tuple(every)
+    assert joined[:2] == tuple(every[:2])
+    selection = ReadingSelection(
+        lambda metric, labels: (dict(labels).get("gpu"), (metric, labels)) if metric in "ab" else None
     )
+    wanted = [(dict(one.labels).get("gpu"), one) for one in every if one.metric in "ab"]
+    for readings in (joined, joined, Readings(plain), every):  # the second time its names are known
+        found = [
+            (owner, Reading(metric, value, labels, time))
+            for owner, uses, values, time in selection.of(readings)
+            for (metric, labels), value in zip(uses, values, strict=True)
+        ]
+        assert found == wanted

@@ -8,7 +8,16 @@ from statistics import fmean
 
 from benchmarks.history.servers import RecordedPage, Series
 from stepscope.core.metrics.agent import JOB_FACTS
-from stepscope.store.history.questions import GROUP_LABELS, GroupBy, Labels, Question, Statistic, TimeRange, Where
+from stepscope.store.history.questions import (
+    GROUP_LABELS,
+    GroupBy,
+    Labels,
+    Question,
+    Statistic,
+    TimeRange,
+    Where,
+    is_one_of,
+)
 
 _LOOKBACK_MS = 300_000
 _AGGREGATIONS: Mapping[Statistic, Callable[[Sequence[float]], float]] = {
@@ -32,7 +41,7 @@ def expected_range(
         for (target, series), samples in history.samples.items():
             inside = [sample for sample in samples if end_ms - step_ms < sample[0] <= end_ms]
             value = _step_value(question, inside) if series[0] == question.metric else None
-            labels = history.labels(target, series, end_ms)
+            labels = history.labels(target, series, end_ms, step_ms)
             if value is not None and labels is not None and _has(labels, question.where):
                 group = _group(labels, question.by)
                 if group is not None:
@@ -52,7 +61,7 @@ def expected_latest(
         page = history.page(target, at_ms)
         if series[0] != question.metric or page is None or series not in (page.values or {}):
             continue
-        labels = history.labels(target, series, at_ms)
+        labels = history.labels(target, series, at_ms, 0)
         newest = [sample for sample in samples if sample[0] <= at_ms][-1]
         if newest[0] > at_ms - within_ms and labels is not None and _has(labels, question.where):
             group = _group(labels, question.by)
@@ -77,7 +86,13 @@ class _History:
         latest = [page for page in self._pages if page.target == target and page.time_ms <= at_ms]
         return latest[-1] if latest and latest[-1].time_ms > at_ms - _LOOKBACK_MS else None
 
-    def labels(self, target: Labels, series: Series, at_ms: int) -> dict[str, str] | None:
+    def _recent(self, target: Labels, at_ms: int, step_ms: int) -> set[Series]:
+        """Series of a target's pages in the step or the lookback."""
+        after_ms = at_ms - max(step_ms, _LOOKBACK_MS)
+        pages = [page for page in self._pages if page.target == target and after_ms < page.time_ms <= at_ms]
+        return {series for page in pages for series in page.values or ()}
+
+    def labels(self, target: Labels, series: Series, at_ms: int, step_ms: int) -> dict[str, str] | None:
         """Labels of a series, its target, its job and the job's facts."""
         labels = {**dict(target), **dict(series[1])}
         page = self.page(target, at_ms)
@@ -97,7 +112,7 @@ class _History:
             for fact in JOB_FACTS:
                 known = {
                     one[fact]
-                    for name, pairs in on_page
+                    for name, pairs in self._recent(target, at_ms, step_ms)
                     if name == "stepscope_job_info"
                     and (one := dict(pairs)).get(fact)
                     and (one["job_kind"], one["job_id"]) == (labels["job_kind"], labels["job_id"])
@@ -121,14 +136,13 @@ def _step_value(question: Question, inside: Sequence[tuple[int, float]]) -> floa
 
 
 def _has(labels: Mapping[str, str], where: Where) -> bool:
-    return all(
-        labels.get(label, "") in ((values,) if isinstance(values, str) else values) for label, values in where.items()
-    )
+    return all(is_one_of(labels.get(label), values) for label, values in where.items())
 
 
 def _group(labels: Mapping[str, str], by: Sequence[GroupBy]) -> Labels | None:
     """Labels of the group; None: the series belongs to no job or user, and so to no group."""
-    if (GroupBy.JOB in by and "job_id" not in labels) or (GroupBy.USER in by and "user" not in labels):
+    of_jobs = [group for group in (GroupBy.JOB, GroupBy.USER, GroupBy.TEAM) if group in by]
+    if any(GROUP_LABELS[group][-1] not in labels for group in of_jobs):
         return None
     names = {name for group in by for name in GROUP_LABELS[group]}
     return tuple(sorted((name, labels[name]) for name in names if name in labels))

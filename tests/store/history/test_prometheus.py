@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.history.servers import RecordedPage, Series, write_pages
+from benchmarks.history.servers import RecordedPage, Series, sample_blocks, write_pages
+from stepscope.store.history.embedded import history_at
 from stepscope.store.history.prometheus import PrometheusHistory
-from stepscope.store.history.questions import GroupBy, Labels, Question, Statistic, TimeRange
+from stepscope.store.history.questions import GroupBy, Labels, MetricHistory, Question, Statistic, TimeRange
+from stepscope.store.history.writer import HistoryWriter
 from tests.store.history.reference import expected_latest, expected_range
+
+pytest.importorskip("duckdb")
+pytest.importorskip("pyarrow")
 
 POWER, ENERGY = "stepscope_gpu_power_watts", "stepscope_gpu_energy_joules_total"
 _NS = 10**6
@@ -53,8 +59,8 @@ def recorded_pages(draw: st.DrawFn, cluster: str, begin_ms: int) -> list[Recorde
                     jobs = draw(st.sampled_from(["", "1", "1", "2", "1 2"])).split()
                     for job in jobs:
                         values[job_info(gpu, job, "exclusive" if len(jobs) == 1 else "time_sliced")] = 1.0
-                for job, user in (("1", "ann"), ("2", draw(st.sampled_from(["ann", "bob"])))):
-                    values["stepscope_job_info", labels(job_kind="slurm", job_id=job, user=user)] = 1.0
+                for job, facts in (("1", {"user": "ann", "team": "vision"}), ("2", {"user": "bob"})):
+                    values["stepscope_job_info", labels(job_kind="slurm", job_id=job, **facts)] = 1.0
                 pages.append(RecordedPage(target, time_ms, values))
             time_ms += draw(st.sampled_from([5_000, 10_000, 10_000, 9_997, 10_001, 10_003, 25_000]))
     return pages
@@ -67,19 +73,36 @@ questions = st.builds(
     statistic=st.sampled_from(Statistic),
     where=st.dictionaries(
         st.sampled_from(["rack", "job_id", "user", "uuid"]),
-        st.sampled_from(["r0", ("r0", "r1"), "1", ("1", "2"), "ann", "A0"]),
+        st.sampled_from(["r0", ("r0", "r1"), "1", ("1", "2"), "ann", "A0", ()]),
         max_size=1,
     ),
 )
 
 
+def _embedded(pages: list[RecordedPage], folder: Path, base_ms: int) -> MetricHistory:
+    """The pages in a store of our own, the older half of them in Parquet files."""
+    known = RecordedPage(labels(cluster="known", instance="known"), base_ms, {(POWER, ()): 1.0, (ENERGY, ()): 1.0})
+    with HistoryWriter(folder) as writer:
+        for number, part in enumerate(([known, *pages[: len(pages) // 2]], pages[len(pages) // 2 :])):
+            for block in sample_blocks(part):
+                writer.append(block)
+            writer.flush()
+            if not number:
+                writer.compact()
+    return history_at(folder)
+
+
 @given(st.data())
 @settings(max_examples=25, deadline=None, phases=[Phase.generate], suppress_health_check=[*HealthCheck])
-def test_answers_are_as_defined(servers: dict[str, str], base_ms: int, data: st.DataObject) -> None:
+def test_answers_are_as_defined(
+    servers: dict[str, str], base_ms: int, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
     cluster = f"c{next(_EXAMPLES)}"
     pages = data.draw(recorded_pages(cluster, base_ms))
     for url in servers.values():
         write_pages(url, pages)
+    histories: dict[str, MetricHistory] = {name: PrometheusHistory(url) for name, url in servers.items()}
+    histories["embedded"] = _embedded(pages, tmp_path_factory.mktemp("history"), base_ms)
     start_ms = base_ms + data.draw(st.sampled_from([0, -20_000, 1, 9_997]))
     step_ms = data.draw(st.sampled_from([20_000, 30_000, 60_000, 7_001]))
     time = TimeRange(start_ms * _NS, (start_ms + 8 * step_ms) * _NS, step_ms * _NS)
@@ -87,10 +110,9 @@ def test_answers_are_as_defined(servers: dict[str, str], base_ms: int, data: st.
         asked = Question(question.metric, question.by, question.statistic, {**question.where, "cluster": cluster})
         expected = expected_range(pages, asked, time)
         newest = expected_latest(pages, asked, start_ms + 4 * step_ms, 45_000)
-        for name, url in servers.items():
-            history = PrometheusHistory(url)
+        for name, history in histories.items():
             answer = history.range(asked, time)
-            assert list(answer.groups) == sorted(expected), (name, asked)
+            assert list(answer.groups) == sorted(expected), (name, asked, set(answer.groups) ^ set(expected), time)
             for group, row in zip(answer.groups, answer.values, strict=True):
                 wanted = [expected[group].get(at, np.nan) for at in (answer.times_ns // _NS).tolist()]
                 np.testing.assert_allclose(row, wanted, rtol=1e-6, atol=1e-6, err_msg=f"{name} {asked} {group}")

@@ -60,6 +60,11 @@ def test_replicas_are_one_series() -> None:
     assert query == "avg by () (max without (replica) (avg_over_time(stepscope_gpu_power_watts[59999ms])))"
 
 
+def test_of_no_values_there_is_none() -> None:
+    query = _query(Question("stepscope_gpu_power_watts", (), where={"rack": ()}))
+    assert query == 'avg by () (avg_over_time(stepscope_gpu_power_watts{rack="",rack!=""}[59999ms]))'
+
+
 @given(
     st.text(st.characters(exclude_categories=["Cs"])),
     st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=1, max_size=3),

@@ -33,8 +33,8 @@ KINDS: dict[str, tuple[bytes, str, str]] = {
     "job.log": (b"start\nnode1:7:7 [0] NCCL INFO Bootstrap\n", "a log with NCCL's lines", "stepscope nccl"),
     "train.log": (b" iteration 1/ 10 | elapsed time per iteration (ms): 33 |", "a training log", "stepscope steps"),
     "page.html": (b"<!DOCTYPE html>", "an HTML or XML page", "download the file"),
-    "a.nsys-rep": (b"\x01\x02\x03", "a report of Nsight Systems", "nsys stats"),
-    "a.QDREP": (b"\x01\x02\x03", "a report of Nsight Systems", "nsys stats"),
+    "a.nsys-rep": (b"\x01\x02\x03", "a report of Nsight Systems", "nsys export"),
+    "a.QDREP": (b"\x01\x02\x03", "a report of Nsight Systems", "nsys export"),
     "kernel.ncu-rep": (b"NVR\0\1", "a report of Nsight Compute", "ncu --import"),
     "host.xplane.pb": (_XSPACE, r"a profile of JAX, TensorFlow or torch_xla \(xplane\)", "XProf"),
     "renamed": (_XSPACE, r"a profile of JAX, TensorFlow or torch_xla \(xplane\)", "XProf"),
@@ -53,7 +53,7 @@ KINDS: dict[str, tuple[bytes, str, str]] = {
     ),
     "stacks.txt": (b"main;train;step 12\nmain;load 3\n", "a list of collapsed stacks", "torch.profiler"),
     "v8.cpuprofile": (b'{"nodes": [], "timeDeltas": []}', "a CPU profile of V8", "torch.profiler"),
-    "export.json": (b'{"CudaEvent": {}}', "a JSON export of Nsight Systems", "nsys stats"),
+    "export.json": (b'{"CudaEvent": {}}', "a JSON export of Nsight Systems", "nsys export"),
     "analysis.json": (
         b'{"schema": "stepscope.analysis/1"}',
         r"a document of stepscope \(stepscope.analysis/1\)",
@@ -83,7 +83,6 @@ def test_a_file_of_another_tool_is_named_with_what_reads_it(name: str, packed: b
 @pytest.mark.parametrize(
     ("tables", "what"),
     [
-        (("StringIds", "CUPTI_ACTIVITY_KIND_KERNEL", "TARGET_INFO_GPU"), "an SQLite export of Nsight Systems"),
         (("rocpd_api", "rocpd_op"), "a database of ROCm's profiler"),
         (("people",), "an SQLite database"),
     ],

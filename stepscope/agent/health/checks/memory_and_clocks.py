@@ -147,7 +147,7 @@ class SlowdownChecks:
         thermal = gpu.values.get("thermal_violation_seconds_total")
         if self._thermal.add(thermal) and thermal is not None:
             growth, limit = self._thermal.growth, self._thresholds.thermal_seconds_per_minute
-            message = f"it was slowed by heat for {growth:.1f} s of a minute"
+            message = f"it was slowed by heat for {growth:.2g} s of a minute"
             evidence = CheckEvidence(
                 Severity.WARNING, Action.CHECK_THERMALS, message, growth, limit, "seconds per minute"
             )

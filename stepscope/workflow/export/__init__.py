@@ -1,0 +1,1 @@
+"""Export of a job's traces to the formats of other tools."""
