@@ -122,8 +122,7 @@ def _measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         upload.kill()
         upload.wait()
         num_kills += 1
-    done = [subprocess.run(_upload_command(folder, rank), capture_output=True, text=True) for rank in (0, 1)]
-    wrong += [each.stderr for each in done if each.returncode]
+    wrong += [error for rank in (0, 1) if (error := _finish(_upload_command(folder, rank)))]
     checked, errors = _check_objects(store, folder, is_over=True)
     lines = [store.cat_file(f"bucket/runs/{_RUN}/steps/rank{rank}.jsonl").splitlines() for rank in (0, 1)]
     indices = [[json.loads(line)["index"] for line in of_rank] for of_rank in lines]
@@ -247,6 +246,16 @@ def _prune(folder: Path) -> list[str]:
         report = json.loads(done.stdout)
         wrong += [f"pruned {run['path']}" for run in report["runs"] if not run["is_kept"]]
     return wrong
+
+
+def _finish(command: list[str]) -> str:
+    """Upload to the end; the process of the training may still be at it. Returns the error; empty without one."""
+    until = time.monotonic() + 300.0
+    while True:
+        done = subprocess.run(command, capture_output=True, text=True)
+        if not done.returncode or "by another process" not in done.stderr or time.monotonic() > until:
+            return done.stderr if done.returncode else ""
+        time.sleep(1.0)
 
 
 def _upload_command(folder: Path, rank: int) -> list[str]:
