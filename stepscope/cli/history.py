@@ -185,6 +185,13 @@ def _serve(stack: ExitStack, recorder: Any, listen: str, web_config_file: Path |
     "--token-file", type=FILE, envvar="STEPSCOPE_TOKEN_FILE", help="Read a Prometheus server's token from here."
 )
 @click.option("--ca-file", default="", show_default=False, metavar="FILE", help="Trust these CA certificates with it.")
+@click.option(
+    "--header",
+    "headers",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Send this header to it, as X-Scope-OrgID=TENANT; repeatable.",
+)
 @json_option
 def history_query_command(
     metric: str,
@@ -200,6 +207,7 @@ def history_query_command(
     with_events: bool,
     token_file: Path | None,
     ca_file: str,
+    headers: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Show METRIC over time: its last, mean, least and largest value of each group, and its course.
@@ -217,9 +225,16 @@ def history_query_command(
         token = read_agent_token(token_file)
     question = Question(metric, _groups(groups), Statistic(statistic), _where(labels))
     request = HistoryRequest(question, _time_range(start, end, last, step), top, with_events)
-    print_report(
-        ask_history(open_history(location, token=token, ca_file=ca_file), request), print_history, as_json=as_json
-    )
+    sent = dict(_header(text) for text in headers)
+    history = open_history(location, token=token, ca_file=ca_file, headers=sent)
+    print_report(ask_history(history, request), print_history, as_json=as_json)
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise click.UsageError(f"--header takes NAME=VALUE, not {text!r}")
+    return name, value
 
 
 def _where(texts: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
@@ -250,6 +265,8 @@ def _time_range(start: str | None, end: str | None, last: float, step: float | N
 
     end_ns = time.time_ns() if end is None else _moment(end, "--end")
     start_ns = end_ns - int(last * 1e9) if start is None else _moment(start, "--start")
+    if step is not None and not step:
+        raise click.UsageError("--step must be more than 0 s")
     if start_ns >= end_ns:
         raise UsageError(f"{start or 'the start'} is not before {end or 'now'}", what_next="check --start and --end")
     step_ns = step_of(end_ns - start_ns) if step is None else int(step * 1e9)

@@ -103,7 +103,7 @@ class _History:
                 (one["job_kind"], one["job_id"])
                 for name, pairs in on_page
                 if name == "stepscope_gpu_job_info"
-                and (one := dict(pairs))["share"] == "exclusive"
+                and (one := dict(pairs)).get("share", "exclusive") == "exclusive"
                 and all(one.get(label) == labels.get(label) for label in key)
             }
             if len(holders) == 1:
@@ -136,7 +136,11 @@ def _step_value(question: Question, inside: Sequence[tuple[int, float]]) -> floa
 
 
 def _has(labels: Mapping[str, str], where: Where) -> bool:
-    return all(is_one_of(labels.get(label), values) for label, values in where.items())
+    of_job = {"job_kind", "job_id", *JOB_FACTS}
+    return all(
+        is_one_of(labels.get(label), values) and (label in labels or label not in of_job)
+        for label, values in where.items()
+    )
 
 
 def _group(labels: Mapping[str, str], by: Sequence[GroupBy]) -> Labels | None:
