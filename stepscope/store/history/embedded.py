@@ -72,6 +72,7 @@ FACTS_OF_JOB = "stepscope_job_info"
 _BY_JOB = {GroupBy.JOB, GroupBy.USER, GroupBy.TEAM}
 _JOB = GROUP_LABELS[GroupBy.JOB]
 _GPU = GROUP_LABELS[GroupBy.GPU]
+_DEVICE = ("instance", "uuid", "gpu_instance")
 _OF_JOB = frozenset({*_JOB, *JOB_FACTS})
 """Labels that a series has of its job, if not of its own."""
 
@@ -464,7 +465,7 @@ class _Jobs:
         device, job = [], []
         self.extra: dict[int, dict[str, str]] = {}
         for one in labels:
-            device.append(devices.setdefault(_some(one, _GPU), len(devices)))
+            device.append(devices.setdefault(_device(one), len(devices)))
             job.append(index.setdefault(_some(one, _JOB), len(index)))
             self.extra.setdefault(job[-1], {}).update(pair for pair in one if pair[0] not in _GPU)
         for place in np.argsort(newest[:, -1], kind="stable") if newest.size else ():
@@ -484,12 +485,18 @@ class _Jobs:
                 self.index[own] = len(self.labels)
                 self.labels.append(own)
             return np.full(num_steps, self.index[own], np.int64)
-        device = self._devices.get(_some(labels, _GPU))
+        device = self._devices.get(_device(labels))
         return np.full(num_steps, NONE, np.int64) if device is None else self._owner[device]
 
     def fact(self, job: int, name: str) -> str | None:
         """A label of a job."""
         return dict(self.labels[job]).get(name) or self.extra.get(job, {}).get(name)
+
+
+def _device(labels: Labels) -> Labels:
+    """What identifies a GPU or MIG instance: its UUID, which series of its ranks have too, else its number."""
+    uuid = _some(labels, _DEVICE)
+    return uuid if any(name == "uuid" for name, _ in uuid) else _some(labels, _GPU)
 
 
 def _some(labels: Labels, names: Iterable[str]) -> Labels:
