@@ -268,8 +268,14 @@ def _captures_of_run(run: Path, notices: list[Notice] | None = None) -> list[Cap
 
 def _of_remote_run(run: RemoteRun, capture: Choice, notices: list[Notice]) -> TraceFiles:
     """The files of a run below a URL; raises as `find_trace_files`."""
-    names = sorted((name for name in run.traces if _CAPTURE.search(name)), key=_attempt_and_first_step)
-    captures = [Capture(name, sorted(filter(_names_a_trace, run.traces[name]), key=natural_order)) for name in names]
+    names = {*run.traces, *captures_with_records(run.folder)}
+    captures = []
+    for name in sorted(filter(_CAPTURE.search, names), key=_attempt_and_first_step):
+        urls = list(filter(_names_a_trace, run.traces.get(name, [])))
+        in_store = {url.rpartition("/")[2] for url in urls}
+        removed = _with_removed(run.folder / TRACES_FOLDER / name, [], notices)
+        files = [*urls, *(path for path in removed if Path(path).name not in in_store)]
+        captures.append(Capture(name, sorted(files, key=lambda file: natural_order(file.rpartition("/")[2]))))
     captures = [each for each in captures if each.files]
     if not captures:
         raise NoCaptureError(run.folder, run.url)
