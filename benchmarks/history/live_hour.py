@@ -1,7 +1,8 @@
 """An hour of two real agents on the fake driver of the tests, at a faster clock: their pages, scrape by scrape.
 
 The agents poll each second and are scraped each second; a scrape stands for 15 s, and the GPUs' values change as much.
-Jobs begin, end and share a GPU; one agent is killed for ten minutes, and starts again with counters at 0.
+Jobs begin, end and share a GPU; a GPU's memory has a fault for a while; one machine is down for ten minutes, and its
+counters begin at 0 again.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class _Node:
         self._energy = [1e9 * (index + 1) for index in range(_GPUS)]
         for index in range(_GPUS):
             self._machine.add({**profiles.h100(index), "uuid": f"GPU-{name}-{index}"})
-        self._machine.write()
+        self.advance(0.0, {})
         self._agent: ExitStack | None = None
         self._port = 0
 
@@ -59,6 +60,11 @@ class _Node:
         agent = self._agent.enter_context(started_agent(self._folder, "--interval", "1", environment=environment))
         self._port = agent.port
         return agent
+
+    def restart(self) -> None:
+        """Start its agent after a reboot: counters of the GPUs begin at 0."""
+        self._energy = [0.0] * _GPUS
+        self.start()
 
     def kill(self) -> None:
         """End its agent."""
@@ -90,6 +96,7 @@ class _Node:
                 temperature__0=round(35 + 45 * max(busy, 0.0)),
                 memory_used=(1 << 30) + (len(pids) * (20 << 30)),
                 clock__1=1980 if pids else 345,
+                remap_failed=int(index == 3 and 0.1 <= minute / 60.0 < 0.9),
                 **processes,
             )
         self._machine.write()
@@ -152,7 +159,7 @@ def record(
             share = number / num_scrapes
             if (0.6 <= share < 0.77) != is_down:
                 is_down = not is_down
-                (second.kill if is_down else second.start)()
+                (second.kill if is_down else second.restart)()
                 began = time.monotonic() - number * seconds_a_scrape
             for node, holders in zip(nodes, _holders(share, jobs), strict=True):
                 node.advance(share * 60.0, holders)

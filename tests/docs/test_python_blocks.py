@@ -1,8 +1,9 @@
-"""The Python of the guides runs, and the reference lists every frame."""
+"""The Python of guides and notebooks runs, and the reference lists every frame."""
 
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import shutil
 import sys
@@ -21,7 +22,19 @@ _BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 def test_the_code_of_a_guide_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(_RECORDED, tmp_path / "runs/gpt-7b")
     monkeypatch.chdir(tmp_path)
-    blocks = _BLOCK.findall((_ROOT / "docs" / page).read_text())
+    _run(page, _BLOCK.findall((_ROOT / "docs" / page).read_text()))
+
+
+@pytest.mark.parametrize("notebook", sorted(path.name for path in (_ROOT / "docs/notebooks").glob("*.ipynb")))
+def test_the_cells_of_a_notebook_run(notebook: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(_RECORDED, tmp_path / "runs/gpt-7b")
+    monkeypatch.chdir(tmp_path)
+    cells = json.loads((_ROOT / "docs/notebooks" / notebook).read_text())["cells"]
+    _run(notebook, ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"])
+    assert not any(cell.get("outputs") for cell in cells)
+
+
+def _run(page: str, blocks: list[str]) -> None:
     assert blocks
     names: dict[str, object] = {}
     for block in blocks:

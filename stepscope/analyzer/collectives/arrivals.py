@@ -193,6 +193,11 @@ def _by_state(view: RankView, arrivals: Mapping[CallId, Arrival]) -> tuple[Inter
     return transfer, unknown, waiting
 
 
+def transfer_time(view: RankView, arrivals: Mapping[CallId, Arrival]) -> Intervals:
+    """Collectives: the time in which some call of a rank transferred, hidden or not."""
+    return _by_state(view, arrivals)[0]
+
+
 class CallColumns(NamedTuple):
     """Collective calls of all ranks as columns, one entry a call; nanoseconds.
 

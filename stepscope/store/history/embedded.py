@@ -14,8 +14,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.core.documents.jobs import Share
 from stepscope.core.errors import DataError, UnreachableError, UsageError
 from stepscope.core.metrics import MetricKind
+from stepscope.core.metrics.agent import JOB_FACTS
 from stepscope.store.history.catalog import (
     CATALOG,
     EVENTS,
@@ -67,9 +69,11 @@ UP = "up"
 TARGET = "instance"
 JOB_OF_GPU = "stepscope_gpu_job_info"
 FACTS_OF_JOB = "stepscope_job_info"
-_BY_JOB = {GroupBy.JOB, GroupBy.USER}
+_BY_JOB = {GroupBy.JOB, GroupBy.USER, GroupBy.TEAM}
 _JOB = GROUP_LABELS[GroupBy.JOB]
 _GPU = GROUP_LABELS[GroupBy.GPU]
+_OF_JOB = frozenset({*_JOB, *JOB_FACTS})
+"""Labels that a series has of its job, if not of its own."""
 
 
 def load_duckdb() -> ModuleType:
@@ -203,38 +207,53 @@ class EmbeddedHistory:
             raise UnreachableError(f"cannot be read ({error})", where=self._place.location) from error
 
     def _open_segments(self, catalog: Catalog) -> dict[int, Segment]:
+        """Segments that are not in files yet. A listing may lack names while others are added and removed, so that each
+        number up to the first one that is not there is tried."""
         try:
-            names = [segment_number(name) for name in self._place.sizes(SEGMENTS)]
+            listed = [segment_number(name) for name in self._place.sizes(SEGMENTS)]
         except OSError as error:
             raise UnreachableError(f"cannot be read ({error})", where=self._place.location) from error
-        numbers = sorted(number for number in names if number is not None and number > catalog.compacted)
-        for number in numbers:
-            if number not in self._segments:
-                try:
-                    content = self._place.read(segment_path(number))
-                    self._segments[number] = self._decoder.decode(content, self._place.path(segment_path(number)))
-                except DataError as error:
-                    _LOG.warning("%s", error)
-                    self._segments[number] = None
-                except OSError:
-                    continue
-        self._segments = {number: self._segments[number] for number in numbers if number in self._segments}
-        return {number: segment for number, segment in self._segments.items() if segment is not None}
+        newest = max((number for number in (*listed, *self._segments) if number is not None), default=0)
+        found: dict[int, Segment | None] = {}
+        number = catalog.compacted
+        is_next = True
+        while (number := number + 1) <= newest or (is_next and isinstance(self._place, LocalPlace)):
+            is_next = False
+            path = segment_path(number)
+            try:
+                if number in self._segments:
+                    found[number] = self._segments[number]
+                else:
+                    found[number] = self._decoder.decode(self._place.read(path), self._place.path(path))
+            except DataError as error:
+                _LOG.warning("%s", error)
+                found[number] = None
+            except OSError:  # removed, or not written yet
+                continue
+            is_next = True
+        self._segments = found
+        return {number: segment for number, segment in found.items() if segment is not None}
 
     def _files(self, state: _State, metric: str, tiers: Sequence[str], start_ms: int, end_ms: int) -> list[StoredFile]:
         """Files with rows of a metric in (start, end]."""
         has = [metric in columns for columns in state.catalog.columns]
-        near = [file for file in state.catalog.files if start_ms - HOUR_MS < file.span_ms < end_ms]
+        near = [
+            file
+            for file in state.catalog.files
+            if file.span_ms < end_ms and file.span_ms + file.hours * HOUR_MS > start_ms
+        ]
+        there = {file.path for file in state.catalog.files}
         while True:
             choice = [
                 file
-                for file in file_choice(near, tiers)
+                for file in file_choice(near, tiers, there)
                 if has[file.columns] and file.first_ms - TIER_MS[file.tier] < end_ms and (file.last_ms or 0) > start_ms
             ]
             damaged = [file for file in choice if not self._is_whole(file)]
             if not damaged:
                 return choice
             near = [file for file in near if file not in damaged]  # another resolution may stand in
+            there.difference_update(file.path for file in damaged)
 
     def _is_whole(self, file: StoredFile) -> bool:
         """Whether a file is what was written; each is read once to tell. Object stores do so themselves."""
@@ -394,6 +413,8 @@ class EmbeddedHistory:
         labels, newest = self._newest(state, JOB_OF_GPU, tiers, times, within)
         pages = self._pages(state, tiers, times, within)
         present = is_present(newest, _page_of(labels, newest, pages), times, within)
+        is_alone = [dict(one).get("share", Share.EXCLUSIVE) == Share.EXCLUSIVE for one in labels]
+        present &= np.array(is_alone, np.bool_)[:, None]
         facts, newest_fact = self._newest(state, FACTS_OF_JOB, tiers, times, within)
         return _Jobs(labels, present, facts, newest_fact)
 
@@ -425,7 +446,7 @@ def _needs_jobs(question: Question, series: Mapping[int, Labels]) -> bool:
     if _BY_JOB.intersection(question.by):
         return True
     names = {tuple(name for name, _ in labels) for labels in series.values()}
-    return any(key not in one for key in question.where for one in names)
+    return any(key not in one for key in _OF_JOB.intersection(question.where) for one in names)
 
 
 class _Jobs:
@@ -490,9 +511,11 @@ class _Grouping:
         self.labels: list[Labels] = []
         for number, labels in series.items():
             own = dict(labels)
-            others = [name for name in question.where if name not in own]
-            is_own = all(name not in own or is_one_of(own[name], values) for name, values in question.where.items())
-            if is_own and (jobs or not others):
+            of_job = [name for name in question.where if name in _OF_JOB and name not in own]
+            is_own = all(
+                is_one_of(own.get(name), values) for name, values in question.where.items() if name not in of_job
+            )
+            if is_own and (jobs or not of_job):
                 self.ids.append(number)
                 self.labels.append(labels)
         names = {name for by in question.by if by not in _BY_JOB for name in GROUP_LABELS[by]}
@@ -516,8 +539,10 @@ def _with_job(question: Question, labels: Labels, names: set[str], jobs: _Jobs, 
     """Group of a series while a job has it; None if it is in no group then."""
     own = dict(labels)
     for name, values in question.where.items():
-        if name not in own and (job == NONE or not is_one_of(jobs.fact(job, name), values)):
-            return None
+        if name in _OF_JOB and name not in own:
+            fact = None if job == NONE else jobs.fact(job, name)
+            if fact is None or not is_one_of(fact, values):
+                return None
     group = dict(_some(labels, names))
     for by in question.by:
         if by in _BY_JOB:

@@ -95,7 +95,7 @@ class SegmentDecoder:
     """Reads segments; entities that stay are the same objects in all of them."""
 
     def __init__(self) -> None:
-        self._entities: dict[tuple[tuple[str, ...], bytes], tuple[Labels, ...]] = {}
+        self._entities: dict[tuple[str, ...], tuple[bytes, tuple[Labels, ...]]] = {}
 
     def decode(self, content: memoryview, name: str) -> Segment:
         """What a segment holds.
@@ -128,14 +128,13 @@ class SegmentDecoder:
         return Segment(tuple(tables), tuple(header.events))
 
     def _labels(self, about: _Table) -> tuple[Labels, ...]:
-        key = about.labels, bytes(about.values)
-        entities = self._entities.get(key)
-        if entities is None:
-            values = msgspec.json.decode(about.values, type=list[list[str]])
-            entities = tuple(tuple(zip(about.labels, one, strict=True)) for one in values)
-            if len(self._entities) > 1000:
-                self._entities.clear()
-            self._entities[key] = entities
+        text = bytes(about.values)
+        known = self._entities.get(about.labels)
+        if known is not None and known[0] == text:
+            return known[1]
+        values = msgspec.json.decode(text, type=list[list[str]])
+        entities = tuple(tuple(zip(about.labels, one, strict=True)) for one in values)
+        self._entities[about.labels] = text, entities  # the newest alone: of a fleet they are megabytes
         return entities
 
 

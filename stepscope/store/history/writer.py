@@ -18,8 +18,9 @@ import numpy as np
 from stepscope.core.errors import from_os_error
 from stepscope.core.text.numbers import counted
 from stepscope.store.history.catalog import Catalog, described
-from stepscope.store.history.maintenance import Maintenance, Retention, segment_path
+from stepscope.store.history.maintenance import Maintenance, segment_path
 from stepscope.store.history.places import place_of
+from stepscope.store.history.plans import Retention
 from stepscope.store.history.questions import HistoryEvent, HistoryMetric
 from stepscope.store.history.recovery import recovered_catalog
 from stepscope.store.history.samples import KnownEntities, SampleBlock, TableRows, joined, label_names, to_rows

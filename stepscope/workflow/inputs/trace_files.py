@@ -271,12 +271,10 @@ def _of_remote_run(run: RemoteRun, capture: Choice, notices: list[Notice]) -> Tr
     names = {*run.traces, *captures_with_records(run.folder)}
     captures = []
     for name in sorted(filter(_CAPTURE.search, names), key=_attempt_and_first_step):
-        urls = list(filter(_names_a_trace, run.traces.get(name, [])))
-        in_store = {url.rpartition("/")[2] for url in urls}
+        there = {url.rpartition("/")[2]: url for url in run.traces.get(name, ()) if _names_a_trace(url)}
         removed = _with_removed(run.folder / TRACES_FOLDER / name, [], notices)
-        files = [*urls, *(path for path in removed if Path(path).name not in in_store)]
-        captures.append(Capture(name, sorted(files, key=lambda file: natural_order(file.rpartition("/")[2]))))
-    captures = [each for each in captures if each.files]
+        files = there | {Path(path).name: path for path in removed if Path(path).name not in there}
+        captures += [Capture(name, sorted(files.values(), key=natural_order))] if files else []
     if not captures:
         raise NoCaptureError(run.folder, run.url)
     chosen = choose(captures, capture, notices)
