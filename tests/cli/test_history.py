@@ -28,7 +28,8 @@ _POWER = "stepscope_gpu_power_watts"
 def _page(power: float = 100.0, *, gpus: int = 4, sick: bool = False, cause: str = "data_loading") -> bytes:
     lines = [f'{_POWER}{{gpu="{gpu}",uuid="GPU-{gpu}"}} {power - 40.0 * (gpu == 3)}' for gpu in range(gpus)]
     lines += [
-        f'stepscope_gpu_job_info{{gpu="{gpu}",job_id="42",job_kind="slurm",uuid="GPU-{gpu}"}} 1' for gpu in range(gpus)
+        f'stepscope_gpu_job_info{{gpu="{gpu}",job_id="42",job_kind="slurm",share="exclusive",uuid="GPU-{gpu}"}} 1'
+        for gpu in range(gpus)
     ]
     lines += ['stepscope_job_info{job_id="42",job_kind="slurm",job_name="llama",user="ann"} 1']
     lines += [f'stepscope_training_bottleneck_ratio{{cause="{cause}",run="llama"}} 0.4']
@@ -222,7 +223,11 @@ def test_sigterm_ends_it_while_agents_hang(tmp_path: Path) -> None:
     [
         (["query", _POWER, "--history", "nowhere"], 3, "nowhere"),
         (["query", _POWER, "--history", "http://127.0.0.1:9"], 4, "127.0.0.1:9"),
-        (["query", _POWER, "--by", "gpus"], 2, "--by takes gpu, node, job, rack, user, rank or none, not 'gpus'"),
+        (
+            ["query", _POWER, "--by", "gpus"],
+            2,
+            "--by takes gpu, node, job, rack, user, team, model, mig_profile, rank or none, not 'gpus'",
+        ),
         (["query", _POWER, "--start", "yesterday"], 2, "--start takes a time such as 2026-12-01T08:00Z (UTC)"),
         (["query", _POWER, "--start", "2026-12-01", "--end", "2026-11-01"], 2, "2026-12-01 is not before 2026-11-01"),
         (["query", _POWER, "--step", "0s"], 2, "--step must be more than 0 s"),

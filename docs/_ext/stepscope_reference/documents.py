@@ -12,6 +12,7 @@ from typing import Any
 from stepscope.agent.sources import AgentCheck
 from stepscope.core.documents.analysis import Analysis, CaptureAnalyses
 from stepscope.core.documents.comparison import Comparison
+from stepscope.core.documents.cost import CostReport
 from stepscope.core.documents.goodput import GoodputReport
 from stepscope.core.documents.hang import HangReport, LiveHang, RankState
 from stepscope.core.documents.health import HealthList, NodeHealth
@@ -42,6 +43,7 @@ _TYPES: Mapping[str, type] = {
     "stepscope.bench/1": Bench,
     "stepscope.captures/1": CaptureAnalyses,
     "stepscope.compare/1": Comparison,
+    "stepscope.cost/1": CostReport,
     "stepscope.doctor/1": Doctor,
     "stepscope.goodput/1": GoodputReport,
     "stepscope.hang/1": HangReport,

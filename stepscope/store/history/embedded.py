@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.core.documents.jobs import Share
 from stepscope.core.errors import DataError, UnreachableError, UsageError
 from stepscope.core.metrics import MetricKind
 from stepscope.core.metrics.agent import JOB_FACTS
@@ -416,6 +417,8 @@ class EmbeddedHistory:
         labels, newest = self._newest(state, JOB_OF_GPU, tiers, times, within)
         pages = self._pages(state, tiers, times, within)
         present = is_present(newest, _page_of(labels, newest, pages), times, within)
+        is_alone = [dict(one).get("share", Share.EXCLUSIVE) == Share.EXCLUSIVE for one in labels]
+        present &= np.array(is_alone, np.bool_)[:, None]
         facts, newest_fact = self._newest(state, FACTS_OF_JOB, tiers, times, within)
         return _Jobs(labels, present, facts, newest_fact)
 
