@@ -215,25 +215,29 @@ class EmbeddedHistory:
         except OSError as error:
             raise UnreachableError(f"cannot be read ({error})", where=self._place.location) from error
         newest = max((number for number in (*listed, *self._segments) if number is not None), default=0)
-        found: dict[int, Segment | None] = {}
-        number = catalog.compacted
-        is_next = True
-        while (number := number + 1) <= newest or (is_next and isinstance(self._place, LocalPlace)):
-            is_next = False
-            path = segment_path(number)
-            try:
-                if number in self._segments:
-                    found[number] = self._segments[number]
-                else:
-                    found[number] = self._decoder.decode(self._place.read(path), self._place.path(path))
-            except DataError as error:
-                _LOG.warning("%s", error)
-                found[number] = None
-            except OSError:  # removed, or not written yet
-                continue
-            is_next = True
+        newest = max(newest, catalog.compacted)
+        found = {number: one for number, one in self._segments.items() if number > catalog.compacted}
+        new = [number for number in range(catalog.compacted + 1, newest + 1) if number not in found]
+        try:
+            for number, content in zip(new, self._place.read_many([segment_path(one) for one in new]), strict=True):
+                if content is not None:
+                    found[number] = self._segment(number, content)
+            number = newest
+            while isinstance(self._place, LocalPlace) and (number := number + 1):
+                found[number] = self._segment(number, self._place.read(segment_path(number)))
+        except FileNotFoundError:  # not written yet
+            pass
+        except OSError as error:
+            raise UnreachableError(f"cannot be read ({error})", where=self._place.location) from error
         self._segments = found
-        return {number: segment for number, segment in found.items() if segment is not None}
+        return {number: segment for number, segment in sorted(found.items()) if segment is not None}
+
+    def _segment(self, number: int, content: memoryview) -> Segment | None:
+        try:
+            return self._decoder.decode(content, self._place.path(segment_path(number)))
+        except DataError as error:
+            _LOG.warning("%s", error)
+            return None
 
     def _files(self, state: _State, metric: str, tiers: Sequence[str], start_ms: int, end_ms: int) -> list[StoredFile]:
         """Files with rows of a metric in (start, end]."""
