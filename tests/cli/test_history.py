@@ -28,7 +28,8 @@ _POWER = "stepscope_gpu_power_watts"
 def _page(power: float = 100.0, *, gpus: int = 4, sick: bool = False, cause: str = "data_loading") -> bytes:
     lines = [f'{_POWER}{{gpu="{gpu}",uuid="GPU-{gpu}"}} {power - 40.0 * (gpu == 3)}' for gpu in range(gpus)]
     lines += [
-        f'stepscope_gpu_job_info{{gpu="{gpu}",job_id="42",job_kind="slurm",uuid="GPU-{gpu}"}} 1' for gpu in range(gpus)
+        f'stepscope_gpu_job_info{{gpu="{gpu}",job_id="42",job_kind="slurm",share="exclusive",uuid="GPU-{gpu}"}} 1'
+        for gpu in range(gpus)
     ]
     lines += ['stepscope_job_info{job_id="42",job_kind="slurm",job_name="llama",user="ann"} 1']
     lines += [f'stepscope_training_bottleneck_ratio{{cause="{cause}",run="llama"}} 0.4']
