@@ -156,6 +156,8 @@ def edge_block(
 
 def joined_blocks(blocks: Sequence[EdgeBlock]) -> EdgeBlock:
     """Dependency edges of all these blocks, which are of one kind."""
+    if len(blocks) == 1:
+        return blocks[0]
     columns = (
         np.concatenate([getattr(block, name) for block in blocks])
         for name in ("source", "target", "base_ns", "carries", "item")
