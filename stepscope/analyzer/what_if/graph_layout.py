@@ -64,6 +64,8 @@ class EdgeBlock:
 
     def only(self, kept: Mask) -> EdgeBlock:
         """The edges for which `kept` is true."""
+        if kept.all():
+            return self
         columns = (self.source, self.target, self.base_ns, self.carries, self.item)
         return EdgeBlock(self.kind, *(column[kept] for column in columns))
 
