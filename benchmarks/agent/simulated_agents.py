@@ -162,7 +162,7 @@ class SimulatedPage:
         page, self._num_values = _VARYING.subn(r"\1 %.6g", page)
         gpus = sorted(set(re.findall(r'gpu="(\d+)",uuid="([^"]*)"', page)))
         lines = [
-            f'stepscope_gpu_job_info{{gpu="{gpu}",job_id="{job}",job_kind="slurm",uuid="{uuid}"}} 1.0'
+            f'stepscope_gpu_job_info{{gpu="{gpu}",job_id="{job}",job_kind="slurm",share="exclusive",uuid="{uuid}"}} 1.0'
             for gpu, uuid in gpus
         ]
         lines.append(

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.agent.real_agent import started_agent
-from stepscope.core.errors import DataError
+from stepscope.core.errors import DataError, UsageError
 from stepscope.store.history.embedded import history_at
 from stepscope.store.history.questions import GroupBy, Question, TimeRange
 from tests.collectors.fake_nvml import profiles
@@ -35,7 +35,7 @@ def _seconds_kept(store: Path, begin_ns: int) -> set[int]:
     span = TimeRange(begin_ns, time.time_ns() // _SECOND_NS * _SECOND_NS + 5 * _SECOND_NS, _SECOND_NS)
     try:
         answer = history_at(store).range(Question("up", (GroupBy.NODE,)), span)
-    except DataError:  # nothing was written yet
+    except (DataError, UsageError):  # nothing was written yet
         return set()
     if not len(answer.values):
         return set()

@@ -161,7 +161,7 @@ def beside_duckdb(recording: Path, folder: Path, num_gpus: int, num_hours: int, 
     connection = duckdb.connect(str(path))
     names = [name.removeprefix("stepscope_gpu_") for name in METRICS]
     columns = ", ".join(f"{name} DOUBLE" for name in names) if wide else "metric UTINYINT, value DOUBLE"
-    connection.execute(f"CREATE TABLE samples (time TIMESTAMP_MS, gpu INTEGER, {columns})")
+    connection.execute(f"CREATE TABLE samples (time TIMESTAMP, gpu INTEGER, {columns})")
     fleet, gpus = Fleet(recording, num_gpus), np.arange(num_gpus, dtype=np.int32)
     cpu, waiting = 0.0, list[Any]()
     for number, (time_ns, values) in enumerate(fleet.scrapes(num_hours), 1):
@@ -188,10 +188,10 @@ def beside_duckdb(recording: Path, folder: Path, num_gpus: int, num_hours: int, 
     end = f"epoch_ms({START_NS // 10**6 + num_hours * 3_600_000})"
     minute = "(epoch_ms(time) + 59999) // 60000"
     by_gpu = f"SELECT gpu, {minute} AS k, avg({value}) AS v FROM samples WHERE {only} GROUP BY gpu, k"
-    rows = f"FROM samples WHERE {only}"
+    source = f"FROM samples WHERE {only}"
     asked = {
-        "one GPU, 10 h by minute": f"SELECT {minute} AS k, avg({value}) {rows} AND gpu = {num_gpus // 2} GROUP BY k",
-        "fleet by GPU, 15 min": f"SELECT gpu, avg({value}) {rows} AND time > {end} - INTERVAL 15 MINUTE GROUP BY gpu",
+        "one GPU, 10 h by minute": f"SELECT {minute} AS k, avg({value}) {source} AND gpu = {num_gpus // 2} GROUP BY k",
+        "fleet by GPU, 15 min": f"SELECT gpu, avg({value}) {source} AND time > {end} - INTERVAL 15 MINUTE GROUP BY gpu",
         "fleet mean, 10 h by minute": f"SELECT k, avg(v) FROM ({by_gpu}) GROUP BY k",
     }
     answer = {name: _times(partial(_fetch, connection, sql)) for name, sql in asked.items()}
@@ -262,7 +262,11 @@ def beside_victoria_metrics(recording: Path, folder: Path, num_gpus: int, num_ho
 def _moto() -> Iterator[None]:
     """An S3 server in a process of its own, in the environment of this one."""
     with subprocess.Popen(
-        [sys.executable, "-c", _MOTO], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", _MOTO],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
     ) as server:
         assert server.stdout is not None
         assert server.stdin is not None

@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.history.fleet import START_NS, gpu_labels
 from stepscope.store.history import maintenance
-from stepscope.store.history.catalog import RAW, file_choice
+from stepscope.store.history.catalog import RAW
 from stepscope.store.history.embedded import EmbeddedHistory, history_at
 from stepscope.store.history.questions import Question, TimeRange
 from stepscope.store.history.samples import SampleBlock
@@ -55,8 +55,8 @@ def write(folder: str, first: int) -> None:
 
 def num_rows(history: EmbeddedHistory) -> int:
     """Rows as they came that the history holds now, in files and segments."""
-    state = history._state()
-    files = sum(file.rows for file in file_choice(state.catalog.files, ()) if file.tier == RAW)
+    state = history._files.state()
+    files = sum(file.rows for file in state.catalog.files if file.tier == RAW)
     return files + sum(len(rows) for segment in state.segments.values() for rows in segment.tables)
 
 

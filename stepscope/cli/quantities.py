@@ -24,22 +24,21 @@ class Size(click.ParamType):  # type: ignore[type-arg]  # no type arguments befo
 
 
 class Span(click.ParamType):  # type: ignore[type-arg]
-    """A span of time in seconds: 30d, 12h, 90min, 2w."""
+    """A span of time in seconds: 30d, 12h, 90min, 2w; not 30m, which may be meant as months."""
 
     name = "span"
     _UNITS: ClassVar = {
         "s": 1.0,
-        "m": 60.0,
         "min": 60.0,
         "h": 3_600.0,
         "d": 86_400.0,
         "w": 604_800.0,
         "y": 31_557_600.0,
     }
-    _PATTERN = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*(s|min|m|h|d|w|y)")
+    _PATTERN = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*(s|min|h|d|w|y)")
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         match = self._PATTERN.fullmatch(str(value).strip())
-        if match is None or not float(match[1]):
+        if match is None:
             self.fail(f"{value!r} is not a span of time such as 90min, 12h or 30d", param, ctx)
         return float(match[1]) * self._UNITS[match[2]]

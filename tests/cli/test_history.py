@@ -28,7 +28,8 @@ _POWER = "stepscope_gpu_power_watts"
 def _page(power: float = 100.0, *, gpus: int = 4, sick: bool = False, cause: str = "data_loading") -> bytes:
     lines = [f'{_POWER}{{gpu="{gpu}",uuid="GPU-{gpu}"}} {power - 40.0 * (gpu == 3)}' for gpu in range(gpus)]
     lines += [
-        f'stepscope_gpu_job_info{{gpu="{gpu}",job_id="42",job_kind="slurm",uuid="GPU-{gpu}"}} 1' for gpu in range(gpus)
+        f'stepscope_gpu_job_info{{gpu="{gpu}",job_id="42",job_kind="slurm",share="exclusive",uuid="GPU-{gpu}"}} 1'
+        for gpu in range(gpus)
     ]
     lines += ['stepscope_job_info{job_id="42",job_kind="slurm",job_name="llama",user="ann"} 1']
     lines += [f'stepscope_training_bottleneck_ratio{{cause="{cause}",run="llama"}} 0.4']
@@ -164,7 +165,7 @@ def test_events(recorded: tuple[Path, str, str], capsys: pytest.CaptureFixture[s
 def test_a_table_for_people(recorded: tuple[Path, str, str], capsys: pytest.CaptureFixture[str]) -> None:
     store, *_ = recorded
     with pytest.raises(SystemExit) as ended:
-        main(["history", "query", _POWER, "--history", str(store), "--last", "10m", "--top", "2", "--events"])
+        main(["history", "query", _POWER, "--history", str(store), "--last", "10min", "--top", "2", "--events"])
     assert ended.value.code in (None, 0)
     text = capsys.readouterr().out
     assert f"{_POWER} in watts: mean by gpu; " in text
@@ -222,9 +223,14 @@ def test_sigterm_ends_it_while_agents_hang(tmp_path: Path) -> None:
     [
         (["query", _POWER, "--history", "nowhere"], 3, "nowhere"),
         (["query", _POWER, "--history", "http://127.0.0.1:9"], 4, "127.0.0.1:9"),
-        (["query", _POWER, "--by", "gpus"], 2, "--by takes gpu, node, job, rack, user, rank or none, not 'gpus'"),
+        (
+            ["query", _POWER, "--by", "gpus"],
+            2,
+            "--by takes gpu, node, job, rack, user, team, model, mig_profile, rank or none, not 'gpus'",
+        ),
         (["query", _POWER, "--start", "yesterday"], 2, "--start takes a time such as 2026-12-01T08:00Z (UTC)"),
         (["query", _POWER, "--start", "2026-12-01", "--end", "2026-11-01"], 2, "2026-12-01 is not before 2026-11-01"),
+        (["query", _POWER, "--step", "0s"], 2, "--step must be more than 0 s"),
         (["query", _POWER, "--last", "ten"], 2, "'ten' is not a span of time such as 90min, 12h or 30d"),
         (["query", _POWER, "--where", "rack"], 2, "--where takes NAME=VALUE, not 'rack'"),
         (["run", "--interval", "5", "--timeout", "5"], 2, "--timeout 5 must be less than --interval 5"),

@@ -1,9 +1,8 @@
-"""GPUs that deviate most from the median of their job: asked of any history."""
+"""Groups, such as GPUs, that deviate most from the median of their job: of the answers of any history."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,18 +17,15 @@ from stepscope.store.history.questions import (
     TimeRange,
 )
 
-MIN_GPUS = 3
-"""Of two that differ, nobody can say which one deviates."""
-
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """How far a GPU is from the median of its job.
+    """How far a group is from the median of its job.
 
     Attributes:
-        labels: of the GPU and the job.
-        value, median: of the GPU and of the job's GPUs, in the metric's unit (a counter's a second): means over the
-            steps in which the GPU has a value and the job at least MIN_GPUS.
+        labels: of the group and the job.
+        value, median: of the group and of the job's groups, in the metric's unit (a counter's a second): means over the
+            steps in which the group has a value and the job at least two.
     """
 
     labels: Labels
@@ -41,11 +37,14 @@ class Deviation:
         """Value less median, in the metric's unit."""
         return self.value - self.median
 
+    @property
+    def ratio(self) -> float | None:
+        """The difference as a share of the median; None where that is 0."""
+        return self.difference / abs(self.median) if self.median else None
+
 
 def top_deviations(history: MetricHistory, metric: str, time: TimeRange, count: int) -> list[Deviation]:
     """GPUs whose metric is farthest from the median of their job, the farthest first.
-
-    GPUs that no job has alone, and jobs of fewer than MIN_GPUS, are left out.
 
     Args:
         time: each step has a median of its own.
@@ -55,29 +54,30 @@ def top_deviations(history: MetricHistory, metric: str, time: TimeRange, count: 
         StepscopeError: as the history's.
     """
     answer = history.range(Question(metric, (GroupBy.GPU, GroupBy.JOB)), time)
-    return farthest(answer, count)
-
-
-def farthest(answer: SeriesAnswer, count: int) -> list[Deviation]:
-    """The same, of an answer by GPU and job."""
-    members: dict[Labels, list[int]] = defaultdict(list)
-    for row, labels in enumerate(answer.groups):
-        members[tuple(pair for pair in labels if pair[0] in GROUP_LABELS[GroupBy.JOB])].append(row)
-    found: list[Deviation] = []
-    for rows in members.values():
-        found += _of_job(answer, rows)
+    found = [one for one in deviations_of(answer) if one is not None]
     return sorted(found, key=lambda one: (-abs(one.difference), one.labels))[:count]
 
 
-def _of_job(answer: SeriesAnswer, rows: Sequence[int]) -> list[Deviation]:
-    values = answer.values[list(rows)]
-    values = values[:, (~np.isnan(values)).sum(axis=0) >= MIN_GPUS]
-    if not values.size:
-        return []
-    medians = np.nanmedian(values, axis=0)
-    known = ~np.isnan(values)
-    return [
-        Deviation(answer.groups[row], float(values[place, steps].mean()), float(medians[steps].mean()))
-        for place, (row, steps) in enumerate(zip(rows, known, strict=True))
-        if steps.any()
-    ]
+def deviations_of(answer: SeriesAnswer) -> list[Deviation | None]:
+    """Deviation of each group; None where it has no value beside another one of its job.
+
+    A job's groups are compared step by step: a load that all of them have moves none of them. Groups without a job are
+    compared with each other where none has one.
+    """
+    found: list[Deviation | None] = [None] * len(answer.groups)
+    of_job: dict[Labels, list[int]] = defaultdict(list)
+    for place, labels in enumerate(answer.groups):
+        of_job[tuple(pair for pair in labels if pair[0] in GROUP_LABELS[GroupBy.JOB] and pair[1])].append(place)
+    if len(of_job) > 1:
+        of_job.pop((), None)
+    for places in of_job.values():
+        values = answer.values[places]
+        values = values[:, (~np.isnan(values)).sum(axis=0) >= 2]
+        if not values.size:
+            continue
+        medians = np.nanmedian(values, axis=0)
+        for place, row in zip(places, values, strict=True):
+            known = ~np.isnan(row)
+            if known.any():
+                found[place] = Deviation(answer.groups[place], float(row[known].mean()), float(medians[known].mean()))
+    return found

@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 import msgspec
 
-from stepscope.core.errors import DataError, StepscopeError, UnreachableError, UsageError, printable
+from stepscope.core.errors import DataError, UnreachableError, UsageError, printable
 from stepscope.core.http_exchange import HTTP_ERRORS, HttpReply, exchange, failure_text, tls_context
 from stepscope.store.history.questions import Labels
 
@@ -38,10 +38,8 @@ _AS_ASKED = {"nocache": "1", "latency_offset": "1ms"}
 """VictoriaMetrics: at the times that are asked for, and without repeating older values for the latest 30 seconds."""
 
 
-class TooMuchError(StepscopeError):
+class TooMuchError(DataError):
     """The server refuses a query as it takes or gives too much; a shorter range may do."""
-
-    exit_code = DataError.exit_code
 
 
 class ApiSeries(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ gauge       of each series the mean of its samples within the step; the lowest o
 counter     of each series its rate: increase over the time between its first and last sample within the step,
             restarts at 0 taken into account; unknown of fewer than two samples
 group       `Statistic` over the series of the group that have a value in the step
-job, user   of a GPU by `stepscope_gpu_job_info` of the step's end; a GPU that several jobs share belongs to none
+job, user   of a GPU by `stepscope_gpu_job_info` of the step's end; a GPU that a job has not alone belongs to none
 """
 
 from __future__ import annotations

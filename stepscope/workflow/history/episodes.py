@@ -7,15 +7,11 @@ times are those of the recorder, whatever the clocks of the agents say.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from enum import StrEnum
 
-from stepscope.core.hardware.health import Action
 from stepscope.core.metrics.agent import GPU_HEALTH, HOST_HEALTH, TRAINING
-from stepscope.core.text.numbers import percent
-from stepscope.core.text.wording import cause_words
-from stepscope.core.vocabulary import Cause
+from stepscope.core.text.episodes import health_event_line, verdict_event_line
 from stepscope.store.history.questions import HistoryEvent, HistoryEventKind, Labels
 from stepscope.workflow.history.pages import PageSeries
 
@@ -189,7 +185,7 @@ class Episodes:
         if verdict not in self._verdicts:
             run, cause = verdict
             labels = (("run", run),)
-            text = _verdict_text(cause, share)
+            text = verdict_event_line(cause, share)
             event = self._begin(HistoryEvent(HistoryEventKind.VERDICT, time_ns, None, labels, cause, text))
             self._add_verdict(verdict, event)
         self._holders.setdefault(verdict, set()).add(target)
@@ -252,14 +248,6 @@ def _label(series: PageSeries, name: str) -> str:
 
 def _health_event(series: PageSeries, time_ns: int) -> HistoryEvent:
     labels = tuple(pair for pair in series.labels if pair[0] not in _NOT_OF_DEVICE)
-    code, action = _label(series, "code"), _label(series, "action")
-    with suppress(ValueError):  # of a newer agent
-        action = Action(action).line
-    text = "; ".join(text for text in (f"{_label(series, 'severity')}: {code}", action) if text)
+    code = _label(series, "code")
+    text = health_event_line(code, _label(series, "severity"), _label(series, "action"))
     return HistoryEvent(HistoryEventKind.HEALTH, time_ns, None, labels, code, text)
-
-
-def _verdict_text(cause: str, share: float) -> str:
-    with suppress(ValueError):  # of a newer agent
-        cause = cause_words(Cause(cause))
-    return f"{cause}: {percent(share)} of training time" if share > 0.0 else f"no bottleneck: {cause}"

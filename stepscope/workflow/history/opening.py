@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -18,12 +19,14 @@ _NEWEST_WITHIN_NS = 7 * _DAY_NS
 """An earlier recorder that ended before that is another one's history: no gap is noted."""
 
 
-def open_history(location: str, *, token: str = "", ca_file: str = "") -> MetricHistory:
+def open_history(
+    location: str, *, token: str = "", ca_file: str = "", headers: Mapping[str, str] | None = None
+) -> MetricHistory:
     """The metric history at a location.
 
     Args:
         location: directory, fsspec URL, or http(s) URL of a server that answers Prometheus' HTTP API.
-        token, ca_file: for such a server.
+        token, ca_file, headers: for such a server.
 
     Raises:
         UsageError: a package is missing, or it is not a URL.
@@ -33,7 +36,7 @@ def open_history(location: str, *, token: str = "", ca_file: str = "") -> Metric
     if _SERVER.match(location):
         from stepscope.store.history.prometheus import PrometheusHistory
 
-        return PrometheusHistory(location, token=token, ca_file=ca_file)
+        return PrometheusHistory(location, token=token, ca_file=ca_file, headers=headers)
     from stepscope.store.history.embedded import history_at
 
     return history_at(location)

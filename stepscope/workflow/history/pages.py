@@ -8,9 +8,10 @@ value. Series beyond the limits of a target are left out and counted.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from sys import intern
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ _CLOSE = re.compile(rb"[ \t]*\}[ \t]*")
 _VALUE = re.compile(rb"([^ \t]+)(?:[ \t]+-?[0-9]{1,19})?[ \t]*")
 _NUMBER = re.compile(rb"[-+]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|inf(?:inity)?|nan)", re.IGNORECASE)
 _PLAIN_NUMBERS = b"0123456789.eE+- "
+_TYPE = re.compile(rb"^# TYPE ([a-zA-Z_:][a-zA-Z0-9_:]*) (gauge|counter)$", re.MULTILINE)
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _ESCAPED = {"n": "\n", "\\": "\\", '"': '"'}
 _MAX_SHOWN = 60
@@ -91,6 +93,7 @@ class Page:
 
     Attributes:
         watched: series of the watched metrics.
+        counters: of the metrics that the target has for the first time, by their TYPE lines: whether it is one.
         num_samples: on the page.
         num_duplicates: of these, series that came before on it.
         num_left_out: of these, series beyond the target's limits.
@@ -98,6 +101,7 @@ class Page:
 
     groups: tuple[RowGroup, ...]
     watched: tuple[PageSeries, ...] = ()
+    counters: Mapping[str, bool] = field(default_factory=dict)
     num_samples: int = 0
     num_duplicates: int = 0
     num_left_out: int = 0
@@ -119,6 +123,7 @@ class PageReader:
         self._slots: dict[bytes, int] = {}
         self._series: list[_Series] = []
         self._metrics: set[str] = set()
+        self._typed: set[str] = set()
         self._budget = float(self._limits.new_series)
         self._budget_at: float | None = None
         self._last_slots: list[int] | None = None
@@ -136,6 +141,7 @@ class PageReader:
         """
         if not content.endswith(b"\n"):
             raise NotAPageError("its page ends within a line" if content else "its page is empty")
+        num_metrics = len(self._metrics)
         slots, texts, num_left_out = self._lines(content, now)
         num_samples = len(slots) + num_left_out
         if not num_samples:
@@ -145,11 +151,18 @@ class PageReader:
             slots = self._forget_old(slots)
             self._layout = _Layout([self._series[slot] for slot in slots], self._labels, self._watched)
             self._last_slots = slots
-        return self._layout.page(values, (1.0, seconds, float(num_samples)), num_left_out)
+        counters = self._counters(content) if len(self._metrics) > num_metrics else {}
+        return self._layout.page(values, (1.0, seconds, float(num_samples)), num_left_out, counters)
+
+    def _counters(self, content: bytes) -> dict[str, bool]:
+        kinds = {name.decode(): kind for name, kind in _TYPE.findall(content)}
+        found = {metric: kinds[metric] == b"counter" for metric in self._metrics - self._typed if metric in kinds}
+        self._typed |= self._metrics
+        return found
 
     def failed(self, *, seconds: float) -> Page:
         """The rows of a scrape without a page."""
-        return _Layout((), self._labels, frozenset()).page([], (0.0, seconds, 0.0), 0)
+        return _Layout((), self._labels, frozenset()).page([], (0.0, seconds, 0.0))
 
     def _lines(self, content: bytes, now: float) -> tuple[list[int], list[bytes], int]:
         """Slot and value of each line with a sample, and how many more were left out."""
@@ -344,7 +357,13 @@ class _Layout:
         self._places = np.array(places[::-1], np.intp)
         self._watched = [(place, *one) for place, one in enumerate(series) if one[0] in watched]
 
-    def page(self, values: list[float], own: tuple[float, float, float], num_left_out: int) -> Page:
+    def page(
+        self,
+        values: list[float],
+        own: tuple[float, float, float],
+        num_left_out: int = 0,
+        counters: Mapping[str, bool] = MappingProxyType({}),
+    ) -> Page:
         """The page with these values of its series."""
         flat = np.full(self._size, np.nan)
         num_samples = len(values)
@@ -359,4 +378,4 @@ class _Layout:
             if (metric, labels) not in seen:
                 seen.add((metric, labels))
                 watched.append(PageSeries(metric, labels, values[place]))
-        return Page(groups, tuple(watched), num_samples + num_left_out, self._num_duplicates, num_left_out)
+        return Page(groups, tuple(watched), counters, num_samples + num_left_out, self._num_duplicates, num_left_out)

@@ -5,18 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stepscope.core.documents.history import AskedGroup, AskedMetric, HistoryReport, PastEvent
 from stepscope.core.errors import UsageError
 from stepscope.core.metrics import MetricKind, Unit
 from stepscope.core.text.numbers import unknown_name
 from stepscope.core.vocabulary import Notice
+from stepscope.store.history.deviations import deviations_of
 from stepscope.store.history.questions import (
-    GROUP_LABELS,
     GroupBy,
     HistoryEvent,
-    Labels,
     MetricHistory,
     Question,
     SeriesAnswer,
@@ -112,51 +110,14 @@ def past_event(event: HistoryEvent) -> PastEvent:
 
 def groups_of(answer: SeriesAnswer, *, compares: bool) -> list[AskedGroup]:
     """The groups of an answer with their figures; `compares`: and how they deviate from their job."""
-    deviations = deviations_of(answer) if compares else [(None, None)] * len(answer.groups)
+    deviations = deviations_of(answer) if compares else [None] * len(answer.groups)
     groups = []
-    for labels, values, (deviation, ratio) in zip(answer.groups, answer.values, deviations, strict=True):
+    for labels, values, found in zip(answer.groups, answer.values, deviations, strict=True):
         known = values[~np.isnan(values)]
         shown = [None if value != value else value for value in values.tolist()]
         last, mean, least, most = (
             map(float, (known[-1], known.mean(), known.min(), known.max())) if len(known) else [None] * 4
         )
+        deviation, ratio = (found.difference, found.ratio) if found else (None, None)
         groups.append(AskedGroup(dict(labels), shown, last, mean, least, most, deviation, ratio))
     return groups
-
-
-def deviations_of(answer: SeriesAnswer) -> list[tuple[float | None, float | None]]:
-    """Of each group: mean difference from the median of its job, and the same as a share of that median.
-
-    A job's groups are compared step by step: a load that all of them have moves none of them. Groups without a job are
-    compared with each other where none has one.
-    """
-    found: list[tuple[float | None, float | None]] = [(None, None)] * len(answer.groups)
-    of_job: dict[Labels, list[int]] = {}
-    for place, labels in enumerate(answer.groups):
-        of_job.setdefault(_job_of(labels), []).append(place)
-    if len(of_job) > 1:
-        of_job.pop((), None)
-    for places in of_job.values():
-        if len(places) < 2:
-            continue
-        values = answer.values[places]
-        enough = (~np.isnan(values)).sum(axis=0) >= 2
-        if not enough.any():
-            continue
-        values = values[:, enough]
-        medians = np.nanmedian(values, axis=0)
-        for place, row in zip(places, values, strict=True):
-            found[place] = _deviation(row, medians)
-    return found
-
-
-def _deviation(row: NDArray[np.float64], medians: NDArray[np.float64]) -> tuple[float | None, float | None]:
-    known = ~np.isnan(row)
-    if not known.any():
-        return None, None
-    deviation, median = float((row - medians)[known].mean()), float(medians[known].mean())
-    return deviation, deviation / abs(median) if median else None
-
-
-def _job_of(labels: Labels) -> Labels:
-    return tuple(pair for pair in labels if pair[0] in GROUP_LABELS[GroupBy.JOB] and pair[1])

@@ -13,8 +13,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from stepscope.core.metrics import MetricKind
 from stepscope.core.text.numbers import counted
-from stepscope.store.history.questions import HistoryEvent, HistoryEventKind, Labels
+from stepscope.store.history.catalog import metric_entry
+from stepscope.store.history.questions import HistoryEvent, HistoryEventKind, HistoryMetric, Labels
 from stepscope.store.history.samples import SampleBlock
 from stepscope.workflow.history.episodes import WATCHED, Episodes, GapReason
 from stepscope.workflow.history.pages import NotAPageError, Page, PageLimits, PageReader
@@ -27,6 +29,7 @@ _MAX_WAITING_BYTES = 256 << 20
 """Of values that wait for a store that is busy; of 1,250 agents those of an hour."""
 LEFT_OUT = ("duplicate", "limit", "store")
 """Why samples are left out."""
+_MAX_KINDS = 10_000
 _MAX_LINES = 8
 """Targets that change at once and have a line each; more share one."""
 
@@ -117,6 +120,8 @@ class Recorder:
         self._batch = RowBatch({})
         self._events: list[HistoryEvent] = []
         self._changes = _Changes()
+        self._known_kinds: set[str] = set()
+        self._kinds: dict[str, MetricKind] = {}
         self._is_full: HistoryEvent | None = None
 
     @property
@@ -175,6 +180,12 @@ class Recorder:
         with self._lock:
             self._episodes.settle(time_ns)
 
+    def new_kinds(self) -> list[HistoryMetric]:
+        """Metrics of pages since the last call whose kind is another than their name says."""
+        with self._lock:
+            kinds, self._kinds = self._kinds, {}
+        return [HistoryMetric(name, kind, None) for name, kind in kinds.items()]
+
     def add_event(self, event: HistoryEvent) -> None:
         """Add an event that no scrape shows."""
         with self._lock:
@@ -216,7 +227,7 @@ class Recorder:
         self.counts.samples += page.num_samples - page.num_duplicates - page.num_left_out
 
     def _note(self, target: ScrapeTarget, known: _Target, page: Page) -> None:
-        """Count samples that are left out; one line a target and reason."""
+        """Count samples that are left out, with one line a target and reason; note kinds of new metrics."""
         for name, count, text in (
             ("duplicates", page.num_duplicates, "came twice on its page; the first counts"),
             ("left_out", page.num_left_out, "are beyond the limits of a target, and left out"),
@@ -226,6 +237,13 @@ class Recorder:
             setattr(known, name, bool(count))
         self.counts.left_out["duplicate"] += page.num_duplicates
         self.counts.left_out["limit"] += page.num_left_out
+        for name, is_counter in page.counters.items():
+            kind = MetricKind.COUNTER if is_counter else MetricKind.GAUGE
+            is_named_otherwise = kind is not metric_entry(name).kind
+            if is_named_otherwise and name not in self._known_kinds and len(self._known_kinds) < _MAX_KINDS:
+                self._known_kinds.add(name)
+                with self._lock:
+                    self._kinds[name] = kind
 
 
 def not_recorded(last_ns: int, now_ns: int) -> HistoryEvent:

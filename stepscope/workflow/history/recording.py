@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from stepscope.store.history.maintenance import Retention
+from stepscope.core.errors import StepscopeError
+from stepscope.store.history.plans import Retention
 from stepscope.store.history.writer import HistoryWriter
 from stepscope.workflow.history.opening import left_open
 from stepscope.workflow.history.service import Recording, RecordingPlan
 from stepscope.workflow.nodes.targets import AgentSources
+
+_log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -48,3 +53,24 @@ def recording(
         if before.newest_ns is not None and now_ns - before.newest_ns > 2e9 * plan.interval:
             recorder.note_gap(before.newest_ns, now_ns)
         yield recorder
+
+
+@contextmanager
+def recording_beside(location: str, agents: AgentSources, plan: RecordingPlan) -> Iterator[Recording]:
+    """A recording in threads of their own, beside what the process does otherwise; raises as `recording`."""
+    stop = threading.Event()
+    with recording(location, agents, plan) as recorder:
+
+        def run() -> None:
+            try:
+                recorder.run(stop)
+            except StepscopeError as error:
+                _log.error("recording ends: %s", error)
+
+        thread = threading.Thread(target=run, name="stepscope-history", daemon=True)
+        thread.start()
+        try:
+            yield recorder
+        finally:
+            stop.set()
+            thread.join()

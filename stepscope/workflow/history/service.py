@@ -23,7 +23,7 @@ from typing import Protocol
 
 from stepscope.core.errors import StepscopeError, UnreachableError
 from stepscope.core.text.numbers import counted
-from stepscope.store.history.questions import HistoryEvent, HistoryEventKind, Labels
+from stepscope.store.history.questions import HistoryEvent, HistoryEventKind, HistoryMetric, Labels
 from stepscope.workflow.history.pages import PageLimits
 from stepscope.workflow.history.recorder import HistorySink, Recorder, RecorderCounts, not_recorded
 from stepscope.workflow.history.scrapes import HEADERS, MAX_PAGE_BYTES, PATH, Scrape, ScrapeTarget, target_of
@@ -48,6 +48,9 @@ DEADLINE_SHARE = 0.65
 
 class HistoryStore(HistorySink, Protocol):
     """What a recording needs of the store's writer."""
+
+    def describe(self, metrics: Iterable[HistoryMetric]) -> None:
+        """Take kinds of metrics; called by the thread that maintains."""
 
     def maintain(self) -> bool:
         """Do one piece of work on what is written; whether more remains."""
@@ -312,6 +315,8 @@ class Recording:
     def _maintain(self) -> None:
         while not self._is_ending.wait(_MAINTENANCE_SECONDS):
             try:
+                if kinds := self._recorder.new_kinds():
+                    self._store.describe(kinds)
                 while self._store.maintain() and not self._is_ending.is_set():
                     pass
             except Exception as error:  # the thread's edge: segments stay, and it is tried again

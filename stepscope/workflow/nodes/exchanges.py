@@ -151,7 +151,7 @@ class AgentExchanges:
                     answer = _parsed(await exchange.received, max_bytes)
                 if len(answer[1]) > max_bytes:
                     answer = client.too_large(max_bytes)
-            except (OSError, UnicodeError, http.client.HTTPException) as error:
+            except Exception as error:  # whatever it answers: each agent that was asked has an answer
                 answer = client.unreachable(error, self._seconds)
                 answer.__cause__ = error.with_traceback(None)  # whose frames hold what was received
             finally:

@@ -103,7 +103,7 @@ class _History:
                 (one["job_kind"], one["job_id"])
                 for name, pairs in on_page
                 if name == "stepscope_gpu_job_info"
-                and (one := dict(pairs))["share"] == "exclusive"
+                and (one := dict(pairs)).get("share", "exclusive") == "exclusive"
                 and all(one.get(label) == labels.get(label) for label in key)
             }
             if len(holders) == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -9,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.store.history.deviations import MIN_GPUS, Deviation, farthest
-from stepscope.store.history.questions import Labels, SeriesAnswer
-from tests.store.history.blocks import gpu
+from stepscope.store.history.deviations import Deviation, deviations_of, top_deviations
+from stepscope.store.history.embedded import history_at
+from stepscope.store.history.questions import Labels, SeriesAnswer, TimeRange
+from stepscope.store.history.writer import HistoryWriter
+from tests.store.history.blocks import MINUTE, POWER, START, block, gpu, labels
 
 NAN = float("nan")
 
@@ -29,28 +32,39 @@ def answer(values: dict[Labels, list[float]]) -> SeriesAnswer:
 
 
 def test_each_step_has_a_median_of_its_own() -> None:
-    found = farthest(
+    found = deviations_of(
         answer(
             {
                 member(0, "a"): [100.0, 300.0],
                 member(1, "a"): [100.0, 300.0],
                 member(2, "a"): [90.0, NAN],
                 member(3, "a"): [100.0, 260.0],
-                member(0, "b"): [1.0, 1.0],  # two GPUs: nobody knows which one deviates
-                member(1, "b"): [900.0, 900.0],
+                member(4, "b"): [900.0, 900.0],  # alone in its job
             }
-        ),
-        2,
+        )
     )
-    assert found == [Deviation(member(3, "a"), 180.0, 200.0), Deviation(member(2, "a"), 90.0, 100.0)]
-    assert [one.difference for one in found] == [-20.0, -10.0]
+    same = [Deviation(member(index, "a"), 200.0, 200.0) for index in (0, 1)]
+    assert found == [*same, Deviation(member(2, "a"), 90.0, 100.0), Deviation(member(3, "a"), 180.0, 200.0), None]
+    assert [one.difference for one in found if one] == [0.0, 0.0, -10.0, -20.0]
+    assert [one.ratio for one in found if one] == [0.0, 0.0, -0.1, -0.1]
 
 
-@given(st.lists(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=8), min_size=1, max_size=4), st.integers(1, 40))
-def test_differences_are_to_the_median_of_the_job(jobs: list[list[float]], count: int) -> None:
+@given(st.lists(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=8), min_size=1, max_size=4))
+def test_differences_are_to_the_median_of_the_job(jobs: list[list[float]]) -> None:
     rows = {member(index, str(job)): [value] for job, some in enumerate(jobs) for index, value in enumerate(some)}
-    found = farthest(answer(rows), count)
-    expected = sorted(
-        (abs(value - median(some)) for some in jobs if len(some) >= MIN_GPUS for value in some), reverse=True
-    )
-    assert [abs(one.difference) for one in found] == pytest.approx(expected[:count], abs=1e-6)
+    found = deviations_of(answer(rows))
+    expected = [value - median(some) for some in jobs if len(some) > 1 for value in some]
+    assert sorted(one.difference for one in found if one) == pytest.approx(sorted(expected), abs=1e-6)
+
+
+def test_the_farthest_come_first(tmp_path: Path) -> None:
+    power = {0: 100.0, 1: 110.0, 2: 300.0, 3: 90.0}
+    with HistoryWriter(tmp_path) as writer:
+        for minute in range(1, 4):
+            time = START + minute * MINUTE
+            writer.append(block([gpu(index) for index in power], time, **{POWER: list(power.values())}))
+            writer.append(block([labels(instance="n0:9400")], time, up=[1.0]))
+            jobs = [member(index, "7") for index in power]
+            writer.append(block(jobs, time, stepscope_gpu_job_info=[1.0] * len(jobs)))
+    found = top_deviations(history_at(tmp_path), POWER, TimeRange(START, START + 3 * MINUTE, MINUTE), 2)
+    assert [(one.labels, one.difference) for one in found] == [(member(2, "7"), 195.0), (member(3, "7"), -15.0)]

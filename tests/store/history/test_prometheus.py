@@ -57,8 +57,11 @@ def recorded_pages(draw: st.DrawFn, cluster: str, begin_ms: int) -> list[Recorde
                         totals[number] = draw(st.floats(0.0, 10.0))  # the driver was loaded again
                     values[ENERGY, gpu] = totals[number]
                     jobs = draw(st.sampled_from(["", "1", "1", "2", "1 2"])).split()
+                    share = (
+                        draw(st.sampled_from(["exclusive", "exclusive", "mps"])) if len(jobs) == 1 else "time_sliced"
+                    )
                     for job in jobs:
-                        values[job_info(gpu, job, "exclusive" if len(jobs) == 1 else "time_sliced")] = 1.0
+                        values[job_info(gpu, job, share)] = 1.0
                 for job, facts in (("1", {"user": "ann", "team": "vision"}), ("2", {"user": "bob"})):
                     values["stepscope_job_info", labels(job_kind="slurm", job_id=job, **facts)] = 1.0
                 pages.append(RecordedPage(target, time_ms, values))

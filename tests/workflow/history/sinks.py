@@ -10,7 +10,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from stepscope.store.history.questions import HistoryEvent
+from stepscope.core.metrics import MetricKind
+from stepscope.store.history.questions import HistoryEvent, HistoryMetric
 from stepscope.store.history.samples import SampleBlock
 
 
@@ -24,6 +25,7 @@ class MemoryStore:
 
     blocks: list[SampleBlock] = field(default_factory=list)
     events: dict[tuple[object, ...], HistoryEvent] = field(default_factory=dict)
+    kinds: dict[str, MetricKind | None] = field(default_factory=dict)
     num_flushes: int = 0
     is_full: bool = False
 
@@ -37,6 +39,9 @@ class MemoryStore:
     def flush(self) -> bool:
         self.num_flushes += 1
         return not self.is_full
+
+    def describe(self, metrics: Iterable[HistoryMetric]) -> None:
+        self.kinds.update((metric.name, metric.kind) for metric in metrics)
 
     def maintain(self) -> bool:
         return False

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import gzip
 import logging
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from itertools import pairwise
 from pathlib import Path
 
+import bcrypt
 import pytest
 
+from benchmarks.agent.real_agent import started_agent
+from stepscope.agent.web.routes import Access, Reply, Route
+from stepscope.agent.web.server import AgentServer, ListenAddress
+from stepscope.agent.web.web_config import WebConfigReloader
 from stepscope.core.errors import DataError, UsageError
 from stepscope.store.history.questions import HistoryEventKind
 from stepscope.workflow.history import service
@@ -21,6 +28,9 @@ from stepscope.workflow.history.own_page import recording_page
 from stepscope.workflow.history.pages import PageLimits, PageReader
 from stepscope.workflow.history.service import Recording, RecordingPlan, status_line
 from stepscope.workflow.nodes.targets import AgentSources
+from tests.agent.web.certificates import self_signed
+from tests.collectors.fake_nvml import profiles
+from tests.collectors.fake_nvml.library import FakeNvml, build_fake_nvml
 from tests.workflow.history.sinks import MemoryStore, PageServer, answer, closed_port, drip, hang
 
 _PLAN = RecordingPlan(interval=0.4, timeout=0.25, targets_interval=0.2)
@@ -250,3 +260,60 @@ def test_its_own_page_counts_all() -> None:
     assert 'stepscope_history_open_events{kind="gap"} 1\n' in page
     assert status_line(status).startswith("1 of 2 targets up; ")
     assert status.counts.flushes == store.num_flushes >= 1
+
+
+@contextmanager
+def _guarded_agent(folder: Path) -> Iterator[tuple[AgentServer, Path]]:
+    """An agent's server with TLS and one user, and its certificate."""
+    cert, key = self_signed(folder, "agent")
+    hashed = bcrypt.hashpw(b"right", bcrypt.gensalt(4)).decode()
+    config = folder / "web.yml"
+    config.write_text(
+        f"tls_server_config: {{cert_file: {cert}, key_file: {key}}}\nbasic_auth_users: {{ann: {hashed}}}\n"
+    )
+    guard = WebConfigReloader(config)
+    route = Route("GET", "/metrics", lambda _: Reply(HTTPStatus.OK, b"a 1\n"))
+    with AgentServer(ListenAddress("127.0.0.1", 0), [route], Access(None, guard), guard) as server:
+        yield server, cert
+
+
+@pytest.mark.parametrize(
+    ("user", "trusts", "reason"),
+    [
+        ("ann:right@", True, None),
+        ("ann:wrong@", True, "no_permission"),
+        ("", True, "no_permission"),
+        ("ann:right@", False, "tls"),
+    ],
+)
+def test_users_and_certificates(user: str, trusts: bool, reason: str | None, tmp_path: Path) -> None:
+    store = MemoryStore()
+    with _guarded_agent(tmp_path) as (server, cert):
+        address = server.url.removeprefix("https://")
+        agents = AgentSources((f"https://{user}{address}",), (), {"ca_file": str(cert) if trusts else ""})
+        recorder = Recording(store, agents, RecordingPlan(1.0, 0.9))
+        stop = threading.Event()
+        thread = threading.Thread(target=recorder.run, args=(stop,))
+        thread.start()
+        _until(lambda: recorder.status().counts.scrapes >= 1)
+        stop.set()
+        thread.join(20)
+    assert store.codes() == ({} if reason is None else {address: [reason]})
+    assert {value for _, value in store.values("up")[address]} == {float(reason is None)}
+
+
+def test_a_real_agent_on_a_made_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = FakeNvml(build_fake_nvml(tmp_path / "library"), tmp_path / "nvml.conf")
+    machine.add(profiles.h100(0))
+    machine.write()
+    environment = machine.environment() | {"STEPSCOPE_AGENT__KINETO__ENABLED": "false"}
+    store = MemoryStore()
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # it has one to end with its parent
+    with started_agent(tmp_path, environment=environment) as agent:
+        address = f"127.0.0.1:{agent.port}"
+        with _recording(store, address, plan=RecordingPlan(1.0, 0.9)) as recorder:
+            _until(lambda: bool(recorder.status().counts.samples > 100))
+    values = [value for _, value in store.values("stepscope_gpu_power_watts")[address]]
+    assert set(values) == {71.722}
+    assert store.codes() == {}
+    assert recorder.status().counts.left_out.total() == 0
