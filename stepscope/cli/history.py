@@ -14,7 +14,7 @@ from stepscope.cli.history_source import LOCATION, Opener, history_source, time_
 from stepscope.cli.options import FILE, POSITIVE, agent_source_options, json_option
 from stepscope.cli.quantities import Size, Span
 from stepscope.cli.terminal.answers import print_report
-from stepscope.cli.terminal.history_table import print_history
+from stepscope.cli.terminal.history_table import print_history, print_jobs
 
 if TYPE_CHECKING:
     from stepscope.store.history.questions import TimeRange
@@ -192,6 +192,29 @@ def history_query_command(
     print_report(
         ask_history(open_history(), HistoryRequest(question, time, top, with_events)), print_history, as_json=as_json
     )
+
+
+@history_command.command("jobs", short_help="List jobs that had GPUs, and their runs.")
+@history_source()
+@time_options(last="1d")
+@click.option("--runs", metavar="DIR", help="Join the runs in this folder with the jobs.")
+@json_option
+def history_jobs_command(
+    open_history: Opener,
+    start_ns: int,
+    end_ns: int,
+    is_now: bool,  # noqa: ARG001  the newest step ends now
+    runs: str | None,
+    as_json: bool,
+) -> None:
+    """List the jobs that had GPUs, live ones first, with their users, nodes and runs.
+
+    A job and a run meet where a rank of the run was connected to the agent of a GPU that the job had. With --runs also
+    by the scheduler's job that the run recorded, or by a GPU that both had at one time.
+    """
+    from stepscope.workflow.history.jobs import jobs_of_history
+
+    print_report(jobs_of_history(open_history(), start_ns, end_ns, runs=runs), print_jobs, as_json=as_json)
 
 
 def _where(texts: tuple[str, ...]) -> dict[str, tuple[str, ...]]:

@@ -44,7 +44,7 @@ from stepscope.core.documents.health import (
     health_document,
     health_list_document,
 )
-from stepscope.core.documents.history import HistoryReport
+from stepscope.core.documents.history import HistoryReport, JobsReport
 from stepscope.core.documents.machine_checks import DOCTOR_SCHEMA, PREFLIGHT_SCHEMA, Doctor, Preflight
 from stepscope.core.documents.memory import MemoryComparison, MemoryReport
 from stepscope.core.documents.nccl import NcclReport, nccl_document
@@ -142,6 +142,7 @@ def _with_schema() -> Iterator[list[Any]]:
         CostReport,
         GoodputReport,
         HistoryReport,
+        JobsReport,
         HangReport,
         MemoryReport,
         MemoryComparison,

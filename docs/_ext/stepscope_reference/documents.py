@@ -16,7 +16,7 @@ from stepscope.core.documents.cost import CostReport
 from stepscope.core.documents.goodput import GoodputReport
 from stepscope.core.documents.hang import HangReport, LiveHang, RankState
 from stepscope.core.documents.health import HealthList, NodeHealth
-from stepscope.core.documents.history import HistoryReport
+from stepscope.core.documents.history import HistoryReport, JobsReport
 from stepscope.core.documents.machine_checks import Doctor, Preflight
 from stepscope.core.documents.memory import MemoryComparison, MemoryReport
 from stepscope.core.documents.nccl import NcclReport
@@ -50,6 +50,7 @@ _TYPES: Mapping[str, type] = {
     "stepscope.health-list/1": HealthList,
     "stepscope.health/1": NodeHealth,
     "stepscope.history/1": HistoryReport,
+    "stepscope.history-jobs/1": JobsReport,
     "stepscope.live-hang/1": LiveHang,
     "stepscope.live-verdict/1": LiveVerdict,
     "stepscope.memory-comparison/1": MemoryComparison,
