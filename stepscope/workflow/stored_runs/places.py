@@ -20,6 +20,7 @@ from stepscope.core.documents import run_directory as layout
 from stepscope.core.documents.upload import UPLOAD_SCHEMA, NodeUpload
 from stepscope.core.errors import DataError, from_os_error
 from stepscope.store.documents import decode_document, decode_manifest
+from stepscope.store.files import open_regular, read_whole
 from stepscope.store.runs import is_run as is_whole_run
 from stepscope.workflow.inputs.object_stores import store_error, store_errors
 from stepscope.workflow.stored_runs.sizes import PRUNED_MARK, TRACE_FOLDERS, RunSizes
@@ -188,7 +189,7 @@ def locked_file(run: Path) -> str | None:
     """
     for folder in (layout.STEPS_FOLDER, layout.METRICS_FOLDER):
         for path in sorted((run / folder).glob("rank*.jsonl")):
-            with suppress(OSError), path.open("rb") as file:
+            with suppress(OSError), open_regular(path) as file:
                 asked = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
                 kind, *_ = _LOCK.unpack(fcntl.fcntl(file, fcntl.F_GETLK, asked))
                 if kind != fcntl.F_UNLCK:
@@ -198,8 +199,8 @@ def locked_file(run: Path) -> str | None:
 
 def _manifest(run: Path) -> layout.RunManifest | None:
     try:
-        return decode_manifest((run / layout.RUN_FILE).read_bytes())
-    except (OSError, DataError):
+        return decode_manifest(read_whole(run / layout.RUN_FILE))
+    except DataError:
         return None
 
 
@@ -210,8 +211,8 @@ def _uploads(run: Path) -> list[NodeUpload]:
 
 def _read(path: Path) -> bytes | None:
     try:
-        return path.read_bytes()
-    except OSError:
+        return read_whole(path)
+    except DataError:
         return None
 
 
