@@ -13,7 +13,7 @@ correlation             number that it shares with the call that launched it; NA
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,16 +35,22 @@ def launches(paths: Sequence[str], capture: int | None) -> pd.DataFrame:
     """
     files = find_trace_files(paths, capture=capture).paths
     names = ranks_by_name([read_file_name(path) for path in files])
-    parts = []
-    for path, rank in zip(files, names, strict=True):
-        for trace in open_ranks(path):
-            number = trace.header.rank if trace.header.rank is not None else rank
-            parts.append(_part(trace, 0 if number is None else number))
-    frame = pd.DataFrame({name: _joined([part[name] for part in parts]) for name in parts[0]})
-    return frame.sort_values(["rank", "start"], kind="stable", ignore_index=True)
+    return frame_of_traces(
+        (trace, trace.header.rank if trace.header.rank is not None else rank or 0)
+        for path, rank in zip(files, names, strict=True)
+        for trace in open_ranks(path)
+    )
+
+
+def frame_of_traces(traces: Iterable[tuple[TraceColumns, int]]) -> pd.DataFrame:
+    """The frame of traces with their ranks; at least one."""
+    parts = [_part(trace, rank) for trace, rank in sorted(traces, key=lambda one: one[1])]
+    return pd.DataFrame({name: _joined([part[name] for part in parts]) for name in parts[0]})
 
 
 def _joined(parts: Sequence[Any]) -> Any:
+    if len(parts) == 1:
+        return parts[0]
     if isinstance(parts[0], pd.Categorical):
         return pd.api.types.union_categoricals(list(parts))
     return pd.concat([pd.Series(part) for part in parts], ignore_index=True)
@@ -52,6 +58,7 @@ def _joined(parts: Sequence[Any]) -> Any:
 
 def _part(trace: TraceColumns, rank: int) -> dict[str, Any]:
     rows = trace.rows_of(*DEVICE_CATEGORIES)
+    rows = rows[np.argsort(trace.start_ns[rows], kind="stable")]
     lanes = trace.lane[rows]
     devices, streams = (np.array([lane[place] for lane in trace.lanes] or [NONE]) for place in (0, 1))
     kinds = {int(category): place for place, category in enumerate(DEVICE_CATEGORIES)}

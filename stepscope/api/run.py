@@ -150,7 +150,7 @@ class Run:
             columns = {"fraction": fraction, "training_share": training}
             return pd.DataFrame({name: pd.Series(column, names, "float64") for name, column in columns.items()})
         if by == "rank":
-            rows = [[rank.ledger.get(category) for category in CATEGORY_ORDER] for rank in analysis.ranks]
+            rows = [list(map(rank.ledger.get, CATEGORY_ORDER)) for rank in analysis.ranks]
             ranks = pd.Index([rank.rank for rank in analysis.ranks], name="rank", dtype="int64")
             return pd.DataFrame(rows, ranks, _CATEGORIES, dtype="float64")
         if by == "step":
@@ -158,7 +158,7 @@ class Run:
             index = pd.MultiIndex.from_arrays(
                 [[rank for rank, _ in steps], [step.index for _, step in steps]], names=["rank", "step"]
             )
-            rows = [[step.ms, *(step.ledger.get(category) for category in CATEGORY_ORDER)] for _, step in steps]
+            rows = [[step.ms, *map(step.ledger.get, CATEGORY_ORDER)] for _, step in steps]
             return pd.DataFrame(rows, index, ["ms", *_CATEGORIES], dtype="float64")
         if by == "phase":
             report = self.step_report

@@ -1,4 +1,4 @@
-"""Process-wide tools: own processes and forks, parent-death signal, C accelerators, a worker thread, patched functions.
+"""Process-wide tools: processes and forks, priority, parents' ends, C accelerators, worker thread, patched functions.
 
 The C accelerators change speed, never results.
 
@@ -47,6 +47,32 @@ def signal_at_parent_death(number: int) -> None:
         import ctypes
 
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def give_way() -> None:
+    """Run only while nothing else wants the processor or the disk, and be the first to go when memory runs out."""
+    with suppress(OSError):
+        os.nice(19)
+    with suppress(OSError, AttributeError):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # also idle for the disk, unless that is set
+    for name, value in (("autogroup", "19"), ("oom_score_adj", "1000")):  # a session of its own is training's equal
+        with suppress(OSError), open(f"/proc/self/{name}", "w", encoding="ascii") as file:
+            file.write(value)
+
+
+_LOOK_SECONDS = 1.0
+
+
+def end_after_parent(parent: int, seconds: float = 0.0) -> None:
+    """End this process once its parent is gone and `seconds` more have passed."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_LOOK_SECONDS)
+        time.sleep(seconds)
+        os._exit(0)
+
+    threading.Thread(target=watch, name="stepscope-parent", daemon=True).start()
 
 
 _M_ARENA_MAX = -8

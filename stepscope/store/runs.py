@@ -339,9 +339,13 @@ def is_saved_analysis(path: Path) -> bool:
         return _SAVED_ANALYSIS.search(file.read(_HEAD_BYTES)) is not None
 
 
+_CAPTURES = (layout.VIEWS_FOLDER, layout.TRACES_FOLDER)
+
+
 def capture_folders(run: Path) -> list[Path]:
-    """The folders of captured traces in a stored run's directory."""
-    return list((run / layout.TRACES_FOLDER).glob("step*"))
+    """The folders of captured traces in a stored run's directory; of one without traces those of their views."""
+    folders = {folder.name: folder for kind in _CAPTURES for folder in (run / kind).glob("step*")}
+    return list(folders.values())
 
 
 def has_current_analysis(run: Path) -> bool:

@@ -18,7 +18,7 @@ from stepscope.core.documents.run_directory import RankSteps, Step
 from stepscope.core.errors import DataError
 from stepscope.workflow.inputs.trace_files import light_captures, open_stamped
 from stepscope.workflow.views.kept_views import is_same
-from stepscope.workflow.views.view_files import is_on, read_file, view_places, write_file
+from stepscope.workflow.views.view_files import is_on, owners_of, read_file, view_places, write_file
 from stepscope.workflow.views.view_format import UnusableViewError, ViewFormat, ViewOptions, maker, split
 
 _log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ def _calibrated(paths: Sequence[str], steps: Sequence[Sequence[Step]], first_ste
 def _load(paths: Sequence[str], options: ViewOptions) -> KeptCalibration | None:
     for place in view_places(paths[0], _VARIANT):
         try:
-            content = read_file(place)
+            content = read_file(place, owners_of(paths[0]))
             if content is None:
                 continue
             header, packed = split(content, where=str(place))

@@ -14,6 +14,7 @@ from stepscope.trace.file_names import natural_order, ranks_by_name, read_file_n
 from stepscope.workflow.fan_out.engine import Progress, in_this_process
 from stepscope.workflow.fan_out.tasks import FileMap, FileTask, FileViews, view_file
 from stepscope.workflow.inputs.captures import check_number, choice_words
+from stepscope.workflow.views.view_format import UnusableViewError
 
 
 @dataclass(slots=True)
@@ -230,7 +231,12 @@ def _leave_out_lead_in(job: RankViews, found: _Found, map_files: FileMap) -> Non
         return
     files = (file for captures in found.views.values() for file, view in captures if job.views.get(view.rank) is view)
     tasks = dict.fromkeys(replace(file.task, begins=beginning) for file in files)
-    views = [view for result in map_files(view_file, list(tasks)) for view in result.views]
+    results = list(map_files(view_file, list(tasks)))
+    if any(isinstance(result.error, UnusableViewError) for result in results):  # of traces that were removed
+        apart = f"the ranks' profilers began {beginning.apart_ns / 1e6:,.1f} ms apart; the time before all recorded is"
+        job.notices.append(Notice("profilers_apart", f"{apart} left in, as traces were reduced to their views"))
+        return
+    views = [view for result in results for view in result.views]
     job.views |= {view.rank: view for view in views if view.rank in job.views}
     job.notices.append(beginning.notice)
 

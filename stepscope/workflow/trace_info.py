@@ -11,11 +11,12 @@ import numpy as np
 from stepscope.analyzer.ledger.activities import device_activities
 from stepscope.analyzer.ledger.unrecorded_work import launches, uses_gpu
 from stepscope.core.errors import DataError, none_usable
+from stepscope.core.text.numbers import counted
 from stepscope.core.vocabulary import Notice
 from stepscope.trace.columns import Category, TraceColumns
 from stepscope.workflow.fan_out.engine import Progress
 from stepscope.workflow.inputs.paths import OnlyRunError
-from stepscope.workflow.inputs.trace_files import find_trace_files, open_ranks
+from stepscope.workflow.inputs.trace_files import ReducedTraceError, find_trace_files, open_ranks
 
 TRACE_INFO_SCHEMA = "stepscope.trace_info/1"
 
@@ -121,15 +122,21 @@ def read_trace_info(paths: Sequence[str], *, on_progress: Progress | None = None
     files: list[TraceFileInfo] = []
     errors: list[DataError] = []
     found, notices = _find_all(paths, errors)
+    reduced: list[ReducedTraceError] = []
     for done, path in enumerate(found):
         if on_progress is not None:
             on_progress(done, len(found), path)
         try:
             files += map(describe_trace, open_ranks(path))
+        except ReducedTraceError as error:
+            reduced.append(error)
         except DataError as error:
             errors.append(error)
     if not files:
-        raise none_usable(errors, "paths", what_next="give the traces of torch.profiler")
+        raise none_usable([*errors, *reduced], "paths", what_next="give the traces of torch.profiler")
+    if reduced:
+        first = f"{counted(len(reduced), 'trace was', 'traces were')} reduced to views; the first: {reduced[0].where}"
+        notices.append(Notice("reduced_traces", first))
     return TraceInfo(files, notices + [Notice("unusable_file", str(error)) for error in errors])
 
 

@@ -70,6 +70,8 @@ class RunOptions:
     ranks: str | list[int]
     schedule: Schedule | None
     with_stack: bool
+    reduce: str | None = None
+    keep_traces: str | None = None
 
     def as_text(self) -> str:
         return json.dumps(asdict(self))

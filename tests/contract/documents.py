@@ -34,6 +34,7 @@ from stepscope.cli.nodes import _print_document as print_top
 from stepscope.cli.workload.suite import _print_cases as print_cases
 from stepscope.core.documents.analysis import Analysis, CaptureAnalyses
 from stepscope.core.documents.comparison import Comparison
+from stepscope.core.documents.cost import CostReport
 from stepscope.core.documents.goodput import GoodputReport
 from stepscope.core.documents.hang import RANK_STATE_SCHEMA, STUCK_SCHEMA, HangReport, LiveHang, RankState, StuckReport
 from stepscope.core.documents.health import (
@@ -43,6 +44,7 @@ from stepscope.core.documents.health import (
     health_document,
     health_list_document,
 )
+from stepscope.core.documents.history import HistoryReport, JobsReport
 from stepscope.core.documents.machine_checks import DOCTOR_SCHEMA, PREFLIGHT_SCHEMA, Doctor, Preflight
 from stepscope.core.documents.memory import MemoryComparison, MemoryReport
 from stepscope.core.documents.nccl import NcclReport, nccl_document
@@ -81,6 +83,7 @@ from stepscope.workflow.junit import checks_as_junit, gates_as_junit
 from stepscope.workflow.nodes.answers import NodeAnswer
 from stepscope.workflow.nodes.capture import CapturedJob
 from stepscope.workflow.trace_info import TraceInfo
+from stepscope.workflow.views.removed_traces import RemovedTraces
 from stepscope.workflow.views.view_format import ViewHeader
 from tests.contract.samples import ANY_KEY, NUM_VARIANTS, keys_and_kinds, sample, samples
 
@@ -136,7 +139,10 @@ def _with_schema() -> Iterator[list[Any]]:
     yield _encoded(Comparison, encode_document)
     yield _encoded(NcclReport, lambda report: encode_document(nccl_document(report)))
     for kind in (
+        CostReport,
         GoodputReport,
+        HistoryReport,
+        JobsReport,
         HangReport,
         MemoryReport,
         MemoryComparison,
@@ -157,6 +163,7 @@ def _with_schema() -> Iterator[list[Any]]:
     yield [{"schema": RANK_STATE_SCHEMA} | asdict(one) for one in samples(RankState)]
     yield [json.loads(encode_timelines(samples(RankTimeline)))]
     yield _encoded(ViewHeader, msgspec.json.encode)
+    yield _encoded(RemovedTraces, msgspec.json.encode)
     yield _manifests()
     configuration = _through_json(configuration_document(load_configuration()))
     yield [configuration | {"keys": {ANY_KEY: one}} for one in configuration["keys"].values()]

@@ -26,10 +26,11 @@ from stepscope.core.errors import (
     UsageError,
 )
 from stepscope.reference_workloads.processes import RankFailedError
+from stepscope.store.history.prometheus_api import TooMuchError
 from stepscope.store.runs import NotAnalysedError, UnknownRunError
 from stepscope.workflow.fan_out.tasks import KilledError
 from stepscope.workflow.inputs.paths import OnlyRunError
-from stepscope.workflow.inputs.trace_files import NoCaptureError
+from stepscope.workflow.inputs.trace_files import NoCaptureError, ReducedTraceError
 from stepscope.workflow.transfer.upload_runs import UploadInUseError
 from stepscope.workflow.views.view_format import UnusableViewError
 
@@ -45,9 +46,11 @@ _ERRORS: tuple[type[StepscopeError], ...] = (
     KilledError,
     NotAnalysedError,
     NoCaptureError,
+    ReducedTraceError,
     OnlyRunError,
     RankFailedError,
     AddressInUseError,
+    TooMuchError,
     UnknownRunError,
     UnsafePickleError,
     UnusableViewError,

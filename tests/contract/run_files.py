@@ -14,6 +14,7 @@ from stepscope.core.documents.run_directory import (
     UPLOADS_FOLDER,
     WHOLE_STEPS_KEY,
     RankFile,
+    removed_path,
     trace_path,
     view_path,
 )
@@ -34,6 +35,7 @@ def run_files() -> dict[str, dict[str, str]]:
             "trace": str(trace_path(7, 3)),
             "trace of the second attempt": str(trace_path(7, 3, 2)),
             "light capture": str(trace_path(7, 3, is_light=True)),
+            "traces that views stand for": str(removed_path("step7", 3)),
             "view of a trace": str(view_path(trace_path(7, 3))),
             "replay of light captures": str(view_path(trace_path(7, 0, is_light=True), "light")),
             "upload of a node": f"{UPLOADS_FOLDER}/NODE.json",

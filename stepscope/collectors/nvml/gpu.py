@@ -70,13 +70,13 @@ class NvmlGpu:
             instances = self._read_fast(into) if part is PollPart.FAST else self._read_slow(into)
         except binding.GpuUnusableError as error:
             self.is_usable = False
-            with suppress(binding.GpuUnusableError):
-                self._events.read(into)  # nobody listens to this GPU from here on, and its XID may have just come
+            with suppress(binding.GpuUnusableError):  # nobody listens from here on, and its XID may have just come
+                self._events.read(into, is_split=self._mig.is_on)
             return Collection.joined((into.collection(), unusable_gpu_collection(into, error)))
         return Collection.joined((into.collection(), instances))
 
     def _read_fast(self, into: binding.GpuReadings) -> Collection:
-        self._events.read(into)  # first: a GPU that was just lost has an XID
+        self._events.read(into, is_split=self._mig.is_on)  # first: a GPU that was just lost has an XID
         self._fast_queries.read(self._nvml, self._handle, into)
         self._fast_fields.read(self._nvml, self._handle, into)
         self._gpm.read(into)
@@ -97,7 +97,7 @@ class NvmlGpu:
         self._slow_queries.read(self._nvml, self._handle, into)
         self._slow_fields.read(self._nvml, self._handle, into)
         self._nvlinks.read(self._nvml, self._handle, into)
-        self._processes.read(into)
+        self._processes.read(into, is_split=self._mig.is_on)
         return Collection()
 
     def _unified_memory(self, into: binding.GpuReadings) -> None:
@@ -170,7 +170,8 @@ class ProcessReader:
         self._seen_us = 0
         self.memory_bytes: int | None = None
 
-    def read(self, into: binding.GpuReadings) -> None:
+    def read(self, into: binding.GpuReadings, *, is_split: bool) -> None:
+        """Add the processes; of a GPU that is not split, an instance that a process is said to be in is none."""
         kinds: dict[int, list[str]] = {}
         found: dict[int, Any] = {}
         for kind, function in _PROCESS_LISTS:
@@ -189,7 +190,7 @@ class ProcessReader:
         self.memory_bytes = None if None in held else sum(one for one in held if one is not None)
         by_memory = sorted(found.values(), key=lambda process: (-(_memory_of(process) or 0), process.pid))
         for process in by_memory[:_MAX_PROCESSES]:
-            self._add_process(process, "+".join(kinds[process.pid]), into)
+            self._add_process(process, "+".join(kinds[process.pid]), into, is_split=is_split)
         if len(by_memory) > _MAX_PROCESSES:
             into.note(
                 "processes_left_out",
@@ -197,9 +198,9 @@ class ProcessReader:
             )
         self._utilization(into, {process.pid for process in by_memory[:_MAX_PROCESSES]})
 
-    def _add_process(self, process: Any, kind: str, into: binding.GpuReadings) -> None:
+    def _add_process(self, process: Any, kind: str, into: binding.GpuReadings, *, is_split: bool) -> None:
         further = {"kind": kind, "pid": process.pid}
-        if process.gpuInstanceId != _NO_INSTANCE:
+        if is_split and process.gpuInstanceId != _NO_INSTANCE:
             further["gpu_instance"] = process.gpuInstanceId
         if _memory_of(process) is None:
             into.add("process_memory_bytes", _MEMORY_NOT_REPORTED, **further)
@@ -255,8 +256,8 @@ class XidListener:
         except Exception as error:
             self._why_not = binding.nvml_reason_of_error(nvml, error)
 
-    def read(self, into: binding.GpuReadings) -> None:
-        """Add the events that came since the last reading."""
+    def read(self, into: binding.GpuReadings, *, is_split: bool) -> None:
+        """Add the events that came since the last reading; without MIG an event is of no instance."""
         if self._why_not is not None:
             into.add("xid_errors_total", self._why_not)
             return
@@ -269,7 +270,7 @@ class XidListener:
                 return
             if event.eventType == _XID_EVENT:
                 labels = with_labels(self._gpu_labels(event, into), xid=event.eventData)
-                if event.gpuInstanceId != _NO_INSTANCE:
+                if is_split and event.gpuInstanceId != _NO_INSTANCE:
                     labels = with_labels(labels, gpu_instance=event.gpuInstanceId)
                 into.findings.append(Finding("xid", f"XID {event.eventData}", labels, into.time_ns))
         into.note("xid_storm", f"more than {_MAX_EVENTS} XIDs came at once; the rest follows at the next reading")

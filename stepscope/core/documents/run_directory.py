@@ -4,7 +4,8 @@ run.json                       the manifest: host, mesh, versions, environment, 
 traces/step{k}/rank{r}.json.gz one folder per capture, k = first captured step; step{k}-attempt{n} in the job's second
                                and later attempts
 views/step{k}/rank{r}.view     the per-rank half of an analysis of that trace; rank0.light.view: the replay of the
-                               light captures of all ranks
+                               light captures of all ranks; rank{r}.removed.json: traces of the capture that were
+                               removed because their views stand for them, by the process of that rank
 steps/rank{r}.jsonl            one line per step, appended whole; created empty at the start
 metrics/rank{r}.jsonl          counters of the rank's own GPUs and host, one line per message of the node's agent
 ranks/rank{r}.json             where the rank runs: host, GPU, process, the scheduler's job
@@ -40,6 +41,7 @@ TRACES_FOLDER = "traces"
 LIGHT_FOLDER = "light"
 """Light captures, of the GPU's activities and runtime calls alone: folders and files as in traces/."""
 VIEWS_FOLDER = "views"
+REMOVED_SUFFIX = ".removed.json"
 STEPS_FOLDER = "steps"
 METRICS_FOLDER = "metrics"
 RANKS_FOLDER = "ranks"
@@ -72,6 +74,19 @@ def view_path(trace: PurePath, variant: str = "") -> PurePath:
     """Document layout of a run directory: path of the view of one rank's trace; `variant` tells its views apart."""
     name = trace.name.removesuffix(".gz").removesuffix(".json")
     return PurePath(VIEWS_FOLDER, trace.parent.name, f"{name}.{variant}.view" if variant else f"{name}.view")
+
+
+class KeepTraces(StrEnum):
+    """Which traces of a capture stay once views stand for them."""
+
+    OUTLIERS = "outliers"
+    ALL = "all"
+    NONE = "none"
+
+
+def removed_path(capture: str, rank: int) -> PurePath:
+    """Document layout of a run directory: path of a rank's record of the traces of a capture that were removed."""
+    return PurePath(VIEWS_FOLDER, capture, f"rank{rank}{REMOVED_SUFFIX}")
 
 
 class RankFile(StrEnum):

@@ -1,7 +1,8 @@
 """Parquet files of the metric history: rows sorted by entity, then time, with what any reader needs in the file itself.
 
 Columns: `entity` (number of the series, the same in all files), `time` (UTC, ms), the labels (dictionary-encoded), the
-metrics (float64, null where unknown). Key-value metadata: `stepscope.schema`, `stepscope.tier`, `stepscope.labels`
+metrics (float64, null where unknown). Key-value metadata: `stepscope.schema`, `stepscope.origin`,
+`stepscope.labels`
 (names of labels and their columns), `stepscope.metrics` (kinds and units), `stepscope.entities` (label values of each
 series in the file: base64 of zlib of JSON).
 """
@@ -47,6 +48,23 @@ def label_column(label: str, metrics: Iterable[str] = ()) -> str:
     return f"label_{label}" if label in _RESERVED or label in metrics else label
 
 
+class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a file is made from, for a catalog that has to be made again.
+
+    Attributes:
+        span_ms, hours: start of the time that it is for, ms, and its length.
+        sources: files of a finer resolution whose rows it sums up.
+        replaces: files whose rows it holds too.
+    """
+
+    tier: str
+    table: str
+    span_ms: int
+    hours: int = 1
+    sources: tuple[str, ...] = ()
+    replaces: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Columns:
     """Rows to be written, sorted by entity, then time.
@@ -66,7 +84,7 @@ class Columns:
     values: Mapping[str, NDArray[np.float64]]
 
 
-def encode_rows(columns: Columns, *, tier: str, metrics: Mapping[str, MetricEntry]) -> Any:
+def encode_rows(columns: Columns, *, origin: Origin, metrics: Mapping[str, MetricEntry]) -> Any:
     """Content of a Parquet file (a pyarrow buffer).
 
     Args:
@@ -90,7 +108,7 @@ def encode_rows(columns: Columns, *, tier: str, metrics: Mapping[str, MetricEntr
     table = pa.table(arrays)
     about = {
         "stepscope.schema": SCHEMA,
-        "stepscope.tier": tier,
+        "stepscope.origin": msgspec.json.encode(origin),
         "stepscope.labels": msgspec.json.encode(label_columns),
         "stepscope.metrics": msgspec.json.encode(metrics),
         "stepscope.entities": _packed([[value for _, value in labels] for labels in columns.entities]),
@@ -133,7 +151,7 @@ def entities_of(metadata: Mapping[bytes, bytes], name: str) -> tuple[Labels, ...
         raise DataError(f"is not a file of a metric history ({error!r})", where=name) from error
 
 
-def encode_events(events: Sequence[HistoryEvent]) -> Any:
+def encode_events(events: Sequence[HistoryEvent], *, origin: Origin) -> Any:
     """Content of a Parquet file of events."""
     pa, parquet = load_pyarrow()
     stamp = pa.timestamp("ns", tz="UTC")
@@ -145,7 +163,8 @@ def encode_events(events: Sequence[HistoryEvent]) -> Any:
         "text": pa.array([event.text for event in events], pa.string()),
         "labels": pa.array([dict(event.labels) for event in events], pa.map_(pa.string(), pa.string())),
     }
-    return _encoded(pa.table(arrays).replace_schema_metadata({"stepscope.schema": SCHEMA}), parquet, pa)
+    about = {"stepscope.schema": SCHEMA, "stepscope.origin": msgspec.json.encode(origin)}
+    return _encoded(pa.table(arrays).replace_schema_metadata(about), parquet, pa)
 
 
 def decode_rows(content: memoryview, name: str) -> TableRows:
@@ -199,3 +218,43 @@ def decode_events(content: memoryview, name: str) -> list[HistoryEvent]:
         ]
     except (pa.ArrowException, OSError, KeyError, ValueError) as error:
         raise DataError(f"is damaged ({error})", where=name) from error
+
+
+@dataclass(frozen=True, slots=True)
+class FileFacts:
+    """What a file says about itself.
+
+    Attributes:
+        first_ms, last_ms: times of its rows; 0 of events.
+        labels: label names.
+        metrics: kinds and units.
+    """
+
+    origin: Origin
+    rows: int
+    first_ms: int
+    last_ms: int
+    labels: tuple[str, ...]
+    metrics: dict[str, MetricEntry]
+
+
+def facts_of(content: memoryview, name: str) -> FileFacts:
+    """What a file says about itself.
+
+    Raises:
+        DataError: it is damaged, or not one of ours.
+    """
+    pa, parquet = load_pyarrow()
+    try:
+        file = parquet.ParquetFile(pa.BufferReader(pa.py_buffer(content)), page_checksum_verification=True)
+        metadata = file.schema_arrow.metadata or {}
+        if metadata.get(b"stepscope.schema") != SCHEMA.encode():
+            raise DataError(f"is not a file of schema {SCHEMA}", where=name)
+        origin = msgspec.json.decode(metadata[b"stepscope.origin"], type=Origin)
+        labels = msgspec.json.decode(metadata.get(b"stepscope.labels", b"{}"), type=dict[str, str])
+        metrics = msgspec.json.decode(metadata.get(b"stepscope.metrics", b"{}"), type=dict[str, MetricEntry])
+        rows = file.read()
+    except (pa.ArrowException, OSError, KeyError, msgspec.DecodeError) as error:
+        raise DataError(f"is damaged ({error})", where=name) from error
+    times = rows.column("time").cast(pa.int64()).to_numpy() if "time" in rows.column_names else np.zeros(1, np.int64)
+    return FileFacts(origin, len(rows), int(times.min()), int(times.max()), tuple(labels), metrics)

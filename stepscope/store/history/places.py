@@ -8,7 +8,7 @@ import mmap
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +17,8 @@ from stepscope.store.files import write_whole
 
 LEASE_SECONDS = 120.0
 """A writer of a URL that has not renewed its lease for so long is gone."""
+_AT_ONCE = 64
+MAX_RECENT_BYTES = 128 << 20
 _LOCK, _LEASE = "writer.lock", "writer.lease"
 
 
@@ -33,6 +35,10 @@ class Place(Protocol):
         """Content of a whole file."""
         ...
 
+    def read_many(self, names: Sequence[str]) -> Iterator[memoryview | None]:
+        """Contents of whole files, None of one that is not there."""
+        ...
+
     def write(self, name: str, content: bytes | memoryview) -> None:
         """Write a whole file: nobody sees a part of it, and it is on the disk before this returns."""
         ...
@@ -41,8 +47,16 @@ class Place(Protocol):
         """Size in bytes of each file in a folder by its name; empty if there is none."""
         ...
 
+    def folders(self, folder: str) -> list[str]:
+        """Names of the folders in a folder."""
+        ...
+
     def remove(self, name: str) -> None:
         """Remove a file; it may be gone already."""
+        ...
+
+    def remove_unfinished(self, folder: str) -> None:
+        """Remove temporary files that a killed writer left in a folder."""
         ...
 
     def set_aside(self, name: str) -> str:
@@ -102,6 +116,14 @@ class LocalPlace:
                 return memoryview(b"")
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
+    def read_many(self, names: Sequence[str]) -> Iterator[memoryview | None]:
+        """See Place."""
+        for name in names:
+            try:
+                yield self.read(name)
+            except FileNotFoundError:
+                yield None
+
     def write(self, name: str, content: bytes | memoryview) -> None:
         """See Place."""
         path = self._folder / name
@@ -110,7 +132,7 @@ class LocalPlace:
             write_whole(path, content)  # type: ignore[arg-type]  # it takes any buffer
             _sync_folder(path.parent)
         except DataError as error:
-            raise OSError(error.what) from error
+            raise error.__cause__ if isinstance(error.__cause__, OSError) else OSError(error.what) from error
 
     def sizes(self, folder: str) -> dict[str, int]:
         """See Place."""
@@ -121,9 +143,21 @@ class LocalPlace:
                     found[entry.name] = entry.stat().st_size
         return found
 
+    def folders(self, folder: str) -> list[str]:
+        """See Place."""
+        try:
+            return sorted(entry.name for entry in os.scandir(self._folder / folder) if entry.is_dir())
+        except FileNotFoundError:
+            return []
+
     def remove(self, name: str) -> None:
         """See Place."""
         (self._folder / name).unlink(missing_ok=True)
+
+    def remove_unfinished(self, folder: str) -> None:
+        """See Place."""
+        for path in (self._folder / folder).glob(".*.partial"):
+            path.unlink(missing_ok=True)
 
     def set_aside(self, name: str) -> str:
         """See Place."""
@@ -187,7 +221,10 @@ def _has_writer(where: str, owner: str) -> DataError:
 
 
 class UrlPlace:
-    """A folder of an object store or another fsspec file system."""
+    """A folder of an object store or another fsspec file system.
+
+    It remembers small files that it has written, MAX_RECENT_BYTES at most: they are read again soon.
+    """
 
     def __init__(self, url: str) -> None:
         import fsspec
@@ -199,11 +236,7 @@ class UrlPlace:
             raise DataError(
                 f"cannot be opened ({error})", where=url, what_next='check the URL, or run: pip install "stepscope[s3]"'
             ) from error
-
-    @property
-    def file_system(self) -> Any:
-        """The fsspec file system."""
-        return self._fs
+        self._recent: dict[str, bytes] = {}
 
     def path(self, name: str) -> str:
         """See Place."""
@@ -214,6 +247,26 @@ class UrlPlace:
         with _as_os_errors():
             return memoryview(self._fs.cat_file(self._full(name)))
 
+    def read_many(self, names: Sequence[str]) -> Iterator[memoryview | None]:
+        """See Place. Some at once: each waits for its answer most of the time."""
+        for place in range(0, len(names), _AT_ONCE):
+            some = names[place : place + _AT_ONCE]
+            found: dict[str, Any] = {self._full(name): self._recent[name] for name in some if name in self._recent}
+            far = [full for name in some if (full := self._full(name)) not in found]
+            with _as_os_errors():
+                found |= self._fs.cat(far, on_error="return") if len(far) > 1 else self._cat_one(*far)
+            for name in some:
+                content = found[self._full(name)]
+                if isinstance(content, Exception) and not isinstance(content, FileNotFoundError):
+                    raise StoreError(f"{type(content).__name__}: {content}") from content
+                yield None if isinstance(content, Exception) else memoryview(content)
+
+    def _cat_one(self, full: str = "") -> dict[str, Any]:
+        try:
+            return {full: self._fs.cat_file(full)} if full else {}
+        except FileNotFoundError as error:
+            return {full: error}
+
     def write(self, name: str, content: bytes | memoryview) -> None:
         """See Place."""
         with _as_os_errors():
@@ -221,22 +274,39 @@ class UrlPlace:
             if not _is_object_store(self._fs):
                 self._fs.makedirs(full.rpartition("/")[0], exist_ok=True)
             self._fs.pipe_file(full, bytes(content))
+        if len(content) <= MAX_RECENT_BYTES // 64 and name not in (_LEASE, "history.json"):
+            self._recent[name] = bytes(content)
+            while sum(map(len, self._recent.values())) > MAX_RECENT_BYTES:
+                del self._recent[next(iter(self._recent))]
 
     def sizes(self, folder: str) -> dict[str, int]:
         """See Place."""
-        full = self._full(folder)
+        return {
+            one["name"].rpartition("/")[2]: int(one["size"] or 0)
+            for one in self._entries(folder)
+            if one["type"] == "file"
+        }
+
+    def _entries(self, folder: str) -> list[dict[str, Any]]:
         with _as_os_errors():
             self._fs.invalidate_cache()
             try:
-                found = self._fs.ls(full, detail=True)
+                return list(self._fs.ls(self._full(folder), detail=True))
             except FileNotFoundError:
-                return {}
-        return {one["name"].rpartition("/")[2]: int(one["size"] or 0) for one in found if one["type"] == "file"}
+                return []
+
+    def folders(self, folder: str) -> list[str]:
+        """See Place."""
+        return [one["name"].rpartition("/")[2] for one in self._entries(folder) if one["type"] == "directory"]
 
     def remove(self, name: str) -> None:
         """See Place."""
+        self._recent.pop(name, None)
         with _as_os_errors(), contextlib.suppress(FileNotFoundError):
             self._fs.rm_file(self._full(name))
+
+    def remove_unfinished(self, folder: str) -> None:
+        """See Place. An object is there whole or not at all."""
 
     def set_aside(self, name: str) -> str:
         """See Place."""

@@ -15,11 +15,14 @@ from types import TracebackType
 
 import numpy as np
 
+from stepscope.core.errors import from_os_error
 from stepscope.core.text.numbers import counted
 from stepscope.store.history.catalog import Catalog, described
-from stepscope.store.history.maintenance import Maintenance, Retention, recovered_catalog, segment_path
-from stepscope.store.history.places import place_of
+from stepscope.store.history.maintenance import Maintenance, segment_path
+from stepscope.store.history.places import LocalPlace, place_of
+from stepscope.store.history.plans import Retention
 from stepscope.store.history.questions import HistoryEvent, HistoryMetric
+from stepscope.store.history.recovery import recovered_catalog
 from stepscope.store.history.samples import KnownEntities, SampleBlock, TableRows, joined, label_names, to_rows
 from stepscope.store.history.segments import SegmentEncoder
 
@@ -53,10 +56,12 @@ class HistoryWriter:
             catalog = recovered_catalog(self._place)
             self._maintenance = Maintenance(self._place, catalog, retention or Retention(), clock)
             self._next = 1 + self._maintenance.find_segments()
-        except BaseException:
+        except BaseException as error:
             self._lock.release()
+            if isinstance(error, OSError):
+                raise from_os_error(error, "cannot be written", where=self._place.location) from error
             raise
-        self._encoder = SegmentEncoder()
+        self._encoder = SegmentEncoder(packed=not isinstance(self._place, LocalPlace))
         self._guard = threading.Lock()
         self._flushing = threading.Lock()
         self._known: dict[tuple[str, ...], KnownEntities] = {}
@@ -155,7 +160,8 @@ class HistoryWriter:
         return self._maintenance.step()
 
     def compact(self) -> None:
-        """Move all segments into Parquet files now, also those of the hour that is not over."""
+        """Flush, and move all segments into Parquet files now, also those of the hour that is not over."""
+        self.flush()
         while self._maintenance.step(is_last=True):
             pass
 

@@ -12,6 +12,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
 
 from stepscope.core.protocol.captures import CaptureProgress, CaptureRequest, CaptureState, EarlyStop
 from stepscope.training.captures.plan import CapturePlan, CaptureWindow
@@ -25,6 +27,12 @@ _WAITS_FOR_TRACE_SECONDS = 2.0
 """Total time between steps for a trace still being written when the next capture is due, which is then skipped."""
 
 
+class TraceWritten(Protocol):
+    """Takes the path of a trace that is whole."""
+
+    def __call__(self, trace: Path, /, *, is_requested: bool) -> None: ...
+
+
 class CaptureRunner:
     """Takes a rank's captures, one after another: prepares, starts and ends their recordings between steps.
 
@@ -35,6 +43,7 @@ class CaptureRunner:
         before_stepping_aside: closes every span of stepscope: one that ends under another profiler than it began under
             makes torch write into freed memory.
         step_time: recent time of a step without the profiler.
+        trace_written: takes each whole trace of operators, and whether it was requested; on the writer's thread.
 
     Attributes:
         latest: first step of the latest full capture of all ranks that has whole steps; None without one.
@@ -52,6 +61,7 @@ class CaptureRunner:
         before_start: Callable[[], None],
         before_stepping_aside: Callable[[], None],
         step_time: RecentStepTime,
+        trace_written: TraceWritten | None = None,
     ) -> None:
         self.latest: int | None = None
         self._plan = plan
@@ -59,6 +69,7 @@ class CaptureRunner:
         self._before_start = before_start
         self._before_stepping_aside = before_stepping_aside
         self._step_time = step_time
+        self._trace_written = trace_written
         self._window: CaptureWindow | None = None
         self._skipped: CaptureWindow | None = None
         self._logged_reasons: set[str] = set()
@@ -249,6 +260,8 @@ class CaptureRunner:
             overhead=None if costs is None else costs.overhead,
         )
         self._plan.report(window, done)
+        if self._trace_written is not None and not window.is_light:
+            self._trace_written(recording.target, is_requested=window.is_requested or bool(window.ids))
 
     def _report(self, window: CaptureWindow, state: CaptureState, reason: str | None = None) -> None:
         self._plan.report(window, CaptureProgress(state, reason))

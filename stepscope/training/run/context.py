@@ -53,6 +53,9 @@ class ProfileSettings:
     export: str | Iterable[str] | None
     first_step: int | None
     live_verdict: float | str | None = None
+    reduce: str | None = None
+    keep_traces: str | None = None
+    spool: str | os.PathLike[str] | None = None
 
     def warnings(self, mesh: Mapping[str, int], world_size: int) -> list[str]:
         """One line for the log for each argument that does not fit the job."""

@@ -9,18 +9,16 @@ import json
 import logging
 import math
 import os
-import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from stepscope.core.documents.run_directory import LIVE_VERDICT_FILE
-from stepscope.core.process import module_command
 from stepscope.core.protocol.messages import encode_message
 from stepscope.core.protocol.verdicts import MAX_VERDICT_BYTES, LiveVerdict, read_live_verdict
-from stepscope.training.hangs.stall import helper_processes
 from stepscope.training.run.context import RunContext
+from stepscope.training.run.side_process import SideProcess
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +46,6 @@ def parse_live_verdict(value: float | str) -> float:
 
 
 _FIRST_AGAIN_SECONDS, _LAST_AGAIN_SECONDS = 60.0, 3600.0
-_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 class LiveVerdictProcess:
@@ -62,7 +59,7 @@ class LiveVerdictProcess:
         self._seconds = seconds
         self._start_at = time.monotonic() + seconds
         self._again_seconds = _FIRST_AGAIN_SECONDS
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: SideProcess | None = None
         self._is_closed = False
         with suppress(OSError):  # an earlier attempt's
             (run_directory / LIVE_VERDICT_FILE).unlink()
@@ -71,8 +68,8 @@ class LiveVerdictProcess:
         """About once a second, in the background."""
         now = time.monotonic()
         if self._process is not None:
-            if helper_processes.reap(self._process.pid) is not None:
-                self._process.returncode, self._process = 0, None
+            if self._process.exit_code is not None:
+                self._process = None
                 self._start_at = now + self._again_seconds
                 self._again_seconds = min(self._again_seconds * 2, _LAST_AGAIN_SECONDS)
         elif now >= self._start_at and not self._is_closed:
@@ -84,26 +81,14 @@ class LiveVerdictProcess:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
-            process.wait()
-            helper_processes.running.discard(process.pid)
 
     def _start(self, now: float) -> None:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("STEPSCOPE_")}
         run, seconds = str(self._run_directory.absolute()), str(self._seconds)
         try:
-            self._process = subprocess.Popen(
-                module_command("stepscope.workflow.live_verdict_process", run, seconds, str(os.getpid())),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env=environment | _ONE_THREAD,
-                start_new_session=True,
-            )
+            self._process = SideProcess("stepscope.workflow.live_verdict_process", run, seconds, str(os.getpid()))
         except (OSError, RuntimeError):  # no process can be had
             logger.debug("the live verdict's process cannot be started", exc_info=True)
             self._start_at = now + _LAST_AGAIN_SECONDS
-            return
-        helper_processes.running.add(self._process.pid)
 
 
 _LOOK_SECONDS = 5.0

@@ -32,6 +32,8 @@ from stepscope.workflow.inputs.object_stores import store_error, store_errors
 from stepscope.workflow.inputs.paths import OnlyRunError, check_readable, refuse_many_runs
 from stepscope.workflow.inputs.remote_runs import RemoteRun, open_remote_run, refuse_many_remote_runs
 from stepscope.workflow.inputs.trace_stamps import HashingStream, TraceStamp, stamp_of, stamp_of_open
+from stepscope.workflow.views.removed_traces import RemovedLookup, captures_with_records, removed_files
+from stepscope.workflow.views.view_format import UnusableViewError
 
 _NOT_TRACES = frozenset({"run.json", "analysis.json", "timeline.json", "truth.json"})
 _CAPTURE = re.compile(r"step(\d+)(?:-attempt(\d+))?$")
@@ -173,6 +175,14 @@ class NoCaptureError(DataError):
         )
 
 
+class ReducedTraceError(DataError):
+    """A trace was removed because its view stands for it, and is needed itself."""
+
+    def __init__(self, path: str) -> None:
+        what = "was reduced to its view, and this needs the trace"
+        super().__init__(what, where=path, what_next="give a rank whose trace was kept")
+
+
 @contextmanager
 def _opened(source: str) -> Iterator[BinaryIO]:
     """A local file or a URL, opened for reading.
@@ -184,6 +194,10 @@ def _opened(source: str) -> Iterator[BinaryIO]:
         try:
             with open(source, "rb") as stream:
                 yield stream
+        except FileNotFoundError as error:
+            if RemovedLookup().find(source) is None:
+                raise from_os_error(error, "cannot be read", where=source) from error
+            raise ReducedTraceError(source) from error
         except OSError as error:
             raise from_os_error(error, "cannot be read", where=source) from error
         return
@@ -209,6 +223,8 @@ def _on_disk(text: str, notices: list[Notice]) -> list[str]:
             return [text]
         if path.is_file():
             return _in_archive(text, notices) if is_archive_file(text) else [text]
+        if RemovedLookup().find(text) is not None:
+            return [text]
         check_readable(text)
         if not path.is_dir():
             raise DataError("is neither a file nor a folder", where=text, what_next="give trace files")
@@ -222,29 +238,43 @@ def _in_run(run: Path, notices: list[Notice]) -> list[str]:
 
     Raises:
         NoCaptureError: there is none.
-        DataError: the same in another tool's folder.
+        DataError: the same in another tool's folder, or of a run whose record of removed traces cannot be used.
     """
-    captures = _captures_of_run(run)
+    refused: list[Notice] = []
+    captures = _captures_of_run(run, refused)
+    notices += refused
     if captures:
         _note_unfinished(run / TRACES_FOLDER / captures[-1].name, notices)
         return [file for capture in captures for file in capture.files]
     if not (run / RUN_FILE).is_file():
         return _in_folder(run / TRACES_FOLDER, notices)
+    if refused:
+        raise DataError(refused[0].message)
     raise NoCaptureError(run)
 
 
-def _captures_of_run(run: Path) -> list[Capture]:
-    """The captures of a run directory with traces, the earliest first; empty for anything else."""
-    folders = _capture_folders(run / TRACES_FOLDER)
-    captures = [Capture(folder.name, _traces_in(folder)) for folder in folders if folder.is_dir()]
+def _captures_of_run(run: Path, notices: list[Notice] | None = None) -> list[Capture]:
+    """The captures of a run directory with traces, the earliest first; empty for anything else.
+
+    Traces that were removed because their views stand for them are among the files, by their former paths.
+    """
+    names = {folder.name for folder in _capture_folders(run / TRACES_FOLDER)} | set(captures_with_records(run))
+    captures = []
+    for name in sorted(filter(_CAPTURE.search, names), key=_attempt_and_first_step):
+        folder = run / TRACES_FOLDER / name
+        captures.append(Capture(name, _with_removed(folder, _traces_in(folder), [] if notices is None else notices)))
     return [capture for capture in captures if capture.files]
 
 
 def _of_remote_run(run: RemoteRun, capture: Choice, notices: list[Notice]) -> TraceFiles:
     """The files of a run below a URL; raises as `find_trace_files`."""
-    names = sorted((name for name in run.traces if _CAPTURE.search(name)), key=_attempt_and_first_step)
-    captures = [Capture(name, sorted(filter(_names_a_trace, run.traces[name]), key=natural_order)) for name in names]
-    captures = [each for each in captures if each.files]
+    names = {*run.traces, *captures_with_records(run.folder)}
+    captures = []
+    for name in sorted(filter(_CAPTURE.search, names), key=_attempt_and_first_step):
+        there = {url.rpartition("/")[2]: url for url in run.traces.get(name, ()) if _names_a_trace(url)}
+        removed = _with_removed(run.folder / TRACES_FOLDER / name, [], notices)
+        files = there | {Path(path).name: path for path in removed if Path(path).name not in there}
+        captures += [Capture(name, sorted(files.values(), key=natural_order))] if files else []
     if not captures:
         raise NoCaptureError(run.folder, run.url)
     chosen = choose(captures, capture, notices)
@@ -270,7 +300,7 @@ def _attempt_and_first_step(capture: str) -> tuple[int, int]:
 
 
 def _in_folder(folder: Path, notices: list[Notice]) -> list[str]:
-    files = _traces_in(folder)
+    files = _with_removed(folder, _traces_in(folder), notices)
     _note_unfinished(folder, notices)
     if files:
         return files
@@ -282,6 +312,17 @@ def _in_folder(folder: Path, notices: list[Notice]) -> list[str]:
         what = f"holds no trace ({_NAMES}), but {listed(archives, _MAX_SHOWN)}"
         raise DataError(what, where=str(folder), what_next=f"give the archive: {folder / archives[0]}")
     return [str(folder / name) for name in _job_files(names, str(folder), notices)]
+
+
+def _with_removed(folder: Path, files: list[str], notices: list[Notice]) -> list[str]:
+    """The traces of a folder, those among them that were removed because their views stand for them."""
+    is_capture = folder.parent.name == TRACES_FOLDER and _CAPTURE.search(folder.name)
+    try:
+        removed = removed_files(folder.parent.parent, folder.name) if is_capture else []
+    except UnusableViewError as error:
+        notices.append(Notice("view_not_used", f"{error}; the traces that it names are missing"))
+        return files
+    return sorted([*files, *removed], key=natural_order)
 
 
 def _in_archive(path: str, notices: list[Notice]) -> list[str]:
@@ -329,6 +370,8 @@ def _job_files(names: Sequence[str], where: str, notices: list[Notice]) -> list[
 
 def _note_unfinished(folder: Path, notices: list[Notice]) -> None:
     """The profiler writes to name.tmp and renames it when the trace is whole."""
+    if not folder.is_dir():
+        return
     unfinished = sorted(p.name for p in folder.iterdir() if p.suffix.lower() == ".tmp" and has_rank_name(p.stem))
     if unfinished:
         shown = ", ".join(unfinished[:_MAX_SHOWN]) + (", ..." if len(unfinished) > _MAX_SHOWN else "")
@@ -336,7 +379,8 @@ def _note_unfinished(folder: Path, notices: list[Notice]) -> None:
 
 
 def _traces_in(folder: Path) -> list[str]:
-    files = [str(path) for path in folder.iterdir() if path.is_file() and _names_a_trace(path.name)]
+    inside = folder.iterdir() if folder.is_dir() else ()
+    files = [str(path) for path in inside if path.is_file() and _names_a_trace(path.name)]
     of_torch = [file for file in files if not file.lower().endswith(_EXPORT)]
     return sorted(of_torch or files, key=natural_order)
 

@@ -8,25 +8,24 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+import stepscope
 from stepscope.analyzer.collectives.openings import Beginning
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.errors import StepscopeError
-from stepscope.core.vocabulary import CATEGORY_CODE, CATEGORY_ORDER, EXPOSED_COMMUNICATION_CATEGORIES, Notice
+from stepscope.core.vocabulary import CATEGORY_ORDER, EXPOSED_COMMUNICATION_CATEGORIES, Notice
 from stepscope.trace.columns import RankSource
 from stepscope.workflow.fan_out.tasks import FileMap, FileTask, FileViews, check_attempt, merged_ranks
-from stepscope.workflow.inputs.archives import split_address
 from stepscope.workflow.inputs.trace_stamps import digest_of, stamp_of
+from stepscope.workflow.views.removed_traces import RemovedLookup, RemovedTrace
 from stepscope.workflow.views.view_checks import check_view
-from stepscope.workflow.views.view_files import is_on, read_file, view_places, write_file
+from stepscope.workflow.views.view_files import is_on, owners_of, read_file, view_places, write_file
 from stepscope.workflow.views.view_format import (
     UnusableViewError,
     ViewFormat,
@@ -57,28 +56,39 @@ def reusing_views(map_files: FileMap) -> FileMap:
     """The same map of a fan-out, but for files whose views are kept; the views of the others are kept."""
 
     def mapped(work: Callable[[FileTask], FileViews], tasks: Sequence[FileTask]) -> Iterator[FileViews]:
-        if not is_on():
-            yield from map_files(work, tasks)
-            return
         waiting: list[FileTask] = []
         refused: dict[FileTask, Notice] = {}
+        removed = RemovedLookup()
         for task in tasks:
+            result = None
             try:
-                result = load_views(task)
+                result = _standing_for_trace(task, removed) or (load_views(task) if is_on() else None)
             except UnusableViewError as error:
                 refused[task] = Notice("view_not_used", f"{error}; the trace is read again")
-                result = None
             if result is None:
                 waiting.append(task)
             else:
                 yield result
         for result in _map_all(map_files, work, waiting):
-            keep_views(result)
+            if result.error is not None and (meanwhile := _standing_for_trace(result.task, RemovedLookup())):
+                yield meanwhile
+                continue
+            if is_on():
+                keep_views(result)
             if result.task in refused:
                 result.notices.append(refused[result.task])
             yield result
 
     return mapped
+
+
+def _standing_for_trace(task: FileTask, removed: RemovedLookup) -> FileViews | None:
+    """The views of a trace that was removed, or why they cannot be used; None where it was not."""
+    try:
+        trace = removed.find(task.path)
+        return None if trace is None else load_removed_views(task, trace)
+    except UnusableViewError as error:
+        return FileViews(task, error=error)
 
 
 def _map_all(
@@ -89,23 +99,31 @@ def _map_all(
 
 def keep_views(result: FileViews) -> Path | None:
     """Keep the views of a trace file that could be used; the path of their file, None where they are not kept."""
-    if result.stamp is None or result.error is not None or not result.views:
-        return None
-    body = KeptViews(result.views, result.tells_rank, result.process, result.span_ns)
-    times = [_times_ms(view) for view in result.views]
     try:
-        content = VIEWS.encode(
-            body,
-            [(_name(result.task.path), result.stamp)],
-            _options(result.task, tells_rank=result.tells_rank),
-            made_ns=time.time_ns(),
-            own_ms=max(own for own, _ in times),
-            communication_ms=max(communication for _, communication in times),
-        )
+        content = encoded_views(result)
     except UnusableViewError as error:
         _log.debug("no view of %s is kept: %s", result.task.path, error)
         return None
-    return write_file(view_places(result.task.path, _variant(result.task)), content)
+    return None if content is None else write_file(view_places(result.task.path, _variant(result.task)), content)
+
+
+def encoded_views(result: FileViews) -> bytes | None:
+    """Content of the file of a trace's views; None of a trace that could not be used, or changed meanwhile.
+
+    Raises:
+        UnusableViewError: they cannot be kept.
+    """
+    if result.stamp is None or result.error is not None or not result.views:
+        return None
+    breakdown_ms = max(map(_breakdown_ms, result.views), key=own_ms)
+    return VIEWS.encode(
+        KeptViews(result.views, result.tells_rank, result.process, result.span_ns),
+        [(_name(result.task.path), result.stamp)],
+        _options(result.task, tells_rank=result.tells_rank),
+        made_ns=time.time_ns(),
+        own_ms=own_ms(breakdown_ms),
+        breakdown_ms=breakdown_ms,
+    )
 
 
 def load_views(task: FileTask) -> FileViews | None:
@@ -114,6 +132,12 @@ def load_views(task: FileTask) -> FileViews | None:
     Raises:
         UnusableViewError: a file of views is damaged or foreign.
     """
+    found = find_views(task)
+    return None if found is None else found[1]
+
+
+def find_views(task: FileTask) -> tuple[ViewHeader, FileViews] | None:
+    """`load_views`, and the header of their file."""
     refused: UnusableViewError | None = None
     for path in view_places(task.path, _variant(task)):
         try:
@@ -128,17 +152,61 @@ def load_views(task: FileTask) -> FileViews | None:
     return None
 
 
-def _load(task: FileTask, path: Path) -> FileViews | None:
-    content = read_file(path, _owners(task.path))
+def load_removed_views(task: FileTask, removed: RemovedTrace) -> FileViews:
+    """The kept views of a trace that was removed.
+
+    Raises:
+        UnusableViewError: there are none of that trace and this version.
+    """
+    refused: UnusableViewError | None = None
+    for path in view_places(task.path, _variant(task)):
+        try:
+            content = read_file(path, owners_of(task.path))
+            if content is not None:
+                return _as_read(_of_removed(content, task, removed, where=str(path)), task)
+        except UnusableViewError as error:
+            refused = refused or error
+    what, next_step = "its trace was reduced to a view, which is missing", "copy views/ of the run as well"
+    if _variant(task):
+        what = "its trace was reduced to its view, of the profiled steps from the first one on alone"
+        next_step = "leave --window file out" if task.whole_file else ""
+    raise refused or UnusableViewError(what, where=task.path, what_next=next_step)
+
+
+def _of_removed(content: bytes, task: FileTask, removed: RemovedTrace, *, where: str) -> KeptViews:
+    header, packed = split(content, where=where)
+    (name, stamp), *others = header.traces
+    if others or (name, stamp.num_bytes, stamp.digest) != (_name(task.path), removed.bytes, removed.digest):
+        raise UnusableViewError("is not the view of the trace that was removed", where=where)
+    if header.maker != maker():
+        same = header.version == stepscope.__version__
+        made_by = f"{'another build of ' if same else ''}stepscope {header.version}"
+        install = "the one that trained" if same else f'pip install "stepscope[analyze]=={header.version}"'
+        raise UnusableViewError(
+            f"was made by {made_by}, this is {stepscope.__version__}, and its trace was removed",
+            where=where,
+            what_next=f"analyze the run with that installation: {install}",
+        )
+    if not _are_options(header, task):
+        raise UnusableViewError("was made with other options, and its trace was removed", where=where)
+    return _checked(header, packed, where)
+
+
+def _load(task: FileTask, path: Path) -> tuple[ViewHeader, FileViews] | None:
+    content = read_file(path, owners_of(task.path))
     if content is None:
         return None
     header, packed = split(content, where=str(path))
     if header.maker != maker() or not _are_options(header, task) or not _is_fresh(header, task.path, path, content):
         return None
-    kept = VIEWS.decode(header, packed, where=str(path))
+    return header, _as_read(_checked(header, packed, str(path)), task)
+
+
+def _checked(header: ViewHeader, packed: bytes, where: str) -> KeptViews:
+    kept = VIEWS.decode(header, packed, where=where)
     for view in kept.views:
-        check_view(view, where=str(path))
-    return _as_read(kept, task)
+        check_view(view, where=where)
+    return kept
 
 
 def is_same(header: ViewHeader, addresses: Sequence[str]) -> bool | None:
@@ -217,20 +285,20 @@ def _name(address: str) -> str:
     return address.replace("\\", "/").rpartition("/")[2]
 
 
-def _owners(address: str) -> frozenset[int]:
-    source, _ = split_address(address)
-    if "://" not in source:
-        with suppress(OSError):
-            return frozenset({os.stat(source).st_uid})
-    return frozenset()
+_OF_OTHERS = frozenset(category.value for category in EXPOSED_COMMUNICATION_CATEGORIES)
 
 
-_OF_OTHERS = np.isin(np.arange(len(CATEGORY_ORDER)), [CATEGORY_CODE[one] for one in EXPOSED_COMMUNICATION_CATEGORIES])
+def _breakdown_ms(view: RankView) -> dict[str, float]:
+    """Time a step by category; categories without time are left out."""
+    segments, num_steps = view.segments, max(len(view.window.boundary_ns), 1)
+    spent = np.bincount(segments.category, weights=segments.duration_ns, minlength=len(CATEGORY_ORDER))
+    return {
+        category.value: float(time_ns) / num_steps / 1e6
+        for category, time_ns in zip(CATEGORY_ORDER, spent, strict=True)
+        if time_ns
+    }
 
 
-def _times_ms(view: RankView) -> tuple[float, float]:
-    """Time a step that a rank spent itself, and in communication and waits."""
-    spent = view.segments.duration_ns[_OF_OTHERS[view.segments.category]].sum()
-    num_steps = max(len(view.window.boundary_ns), 1)
-    communication = float(spent) / num_steps / 1e6
-    return view.window_ns / num_steps / 1e6 - communication, communication
+def own_ms(breakdown_ms: Mapping[str, float]) -> float:
+    """Time a step that a rank spent itself, by its breakdown: all but exposed communication and waits for others."""
+    return sum(milliseconds for category, milliseconds in breakdown_ms.items() if category not in _OF_OTHERS)

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from stepscope.core.documents.run_directory import LIGHT_FOLDER, RUN_FILE, TRACES_FOLDER, view_path
+from stepscope.core.documents.run_directory import LIGHT_FOLDER, RUN_FILE, STEPS_FOLDER, TRACES_FOLDER, view_path
 from stepscope.core.errors import DataError
 from stepscope.store.files import write_whole
-from stepscope.workflow.inputs.archives import absolute
+from stepscope.workflow.inputs.archives import absolute, split_address
 from stepscope.workflow.views.view_format import MAX_FILE_BYTES, UnusableViewError
 
 VIEWS_VARIABLE = "STEPSCOPE_VIEWS"
@@ -57,16 +57,29 @@ def run_view_path(trace: Path, variant: str = "") -> list[Path]:
     if len(trace.parts) < 3 or trace.parts[-3] not in (TRACES_FOLDER, LIGHT_FOLDER):
         return []
     run = trace.parent.parent.parent
-    if not (run / RUN_FILE).is_file():  # another tool's folder
+    if not (run / RUN_FILE).is_file() and not (run / STEPS_FOLDER).is_dir():  # another tool's folder
         return []
     return [run / view_path(trace, variant)]
 
 
-def read_file(path: Path, owners: frozenset[int] = frozenset()) -> bytes | None:
+def owners_of(address: str | Path) -> frozenset[int]:
+    """Users whose views of a trace are read beside this user's and root's: the trace's owner, of one that is gone the
+    owner of its run directory; nobody else's of a URL."""
+    source, _ = split_address(str(address))
+    if "://" in source:
+        return frozenset()
+    path = Path(source)
+    for place in (path, *list(path.parents)[2:3]):
+        with suppress(OSError):
+            return frozenset({place.stat().st_uid})
+    return frozenset()
+
+
+def read_file(path: Path, owners: frozenset[int]) -> bytes | None:
     """Content of a view's file; None where there is none.
 
     Args:
-        owners: users whose files are read beside this user's and root's; empty for anybody's.
+        owners: users whose files are read beside this user's and root's.
 
     Raises:
         UnusableViewError: it cannot be read, is not a regular file, is too large, or is another user's.
@@ -92,8 +105,8 @@ def read_file(path: Path, owners: frozenset[int] = frozenset()) -> bytes | None:
 def _check_state(state: os.stat_result, path: Path, owners: frozenset[int]) -> None:
     if not stat.S_ISREG(state.st_mode):
         raise UnusableViewError("is not a regular file", where=str(path))
-    if owners and state.st_uid not in owners | {os.geteuid(), 0}:
-        raise UnusableViewError("belongs to another user than the trace", where=str(path))
+    if state.st_uid not in owners | {os.geteuid(), 0}:
+        raise UnusableViewError("belongs to another user than the trace or its run", where=str(path))
     if state.st_size > MAX_FILE_BYTES:
         raise UnusableViewError(f"is larger than any view ({state.st_size:,} bytes)", where=str(path))
 

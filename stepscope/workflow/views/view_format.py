@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 import struct
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cache
 from pathlib import Path
@@ -76,8 +76,10 @@ class ViewHeader:
         version: of stepscope, for people.
         traces: name and stamp of each trace that the body was made from.
         made_ns: when.
-        replaces_trace: the trace was removed afterwards, so that the view stands for it.
-        own_ms, communication_ms: time a step that the rank spent itself, and in communication, for choosing traces.
+        replaces_trace: always false; `rank{r}.removed.json` says which traces were removed.
+        own_ms, communication_ms: time a step that the rank spent itself, and in communication and waits.
+        breakdown_ms: time a step by category, for choosing the traces to keep. Of several ranks in a trace these times
+            are those of the one that spent most itself.
     """
 
     layout: str
@@ -90,6 +92,7 @@ class ViewHeader:
     replaces_trace: bool = False
     own_ms: float | None = None
     communication_ms: float | None = None
+    breakdown_ms: dict[str, float] = field(default_factory=dict)
     schema: str = VIEW_SCHEMA
 
 
@@ -121,7 +124,7 @@ class ViewFormat(Generic[Body]):
         *,
         made_ns: int,
         own_ms: float | None = None,
-        communication_ms: float | None = None,
+        breakdown_ms: dict[str, float] | None = None,
     ) -> bytes:
         """The file of a body.
 
@@ -143,7 +146,8 @@ class ViewFormat(Generic[Body]):
             made_ns=made_ns,
             body_bytes=len(content),
             own_ms=own_ms,
-            communication_ms=communication_ms,
+            communication_ms=None if own_ms is None else sum((breakdown_ms or {}).values()) - own_ms,
+            breakdown_ms=breakdown_ms or {},
         )
         return _joined(header, isal_zlib.compress(content, 1))
 
@@ -274,8 +278,9 @@ def _extension(code: int, content: memoryview) -> Array:
         return stored.astype(dtype).reshape(packed.shape)
     if stored.dtype.kind != "i" or dtype.kind != "i":
         raise ValueError("differences of other than integers")
-    values = np.concatenate((np.array([packed.first], np.int64), stored.astype(np.int64)))
-    return np.cumsum(values).astype(dtype).reshape(packed.shape)
+    values = np.empty(size, np.int64)
+    values[0], values[1:] = packed.first, stored
+    return np.cumsum(values, out=values).astype(dtype, copy=False).reshape(packed.shape)
 
 
 _KINDS = {np.signedinteger: "i", np.integer: "i", np.floating: "f", np.bool_: "b"}

@@ -38,6 +38,25 @@ def test_a_contained_memory_error_costs_its_application_only() -> None:
     assert {one.action for one in machine.open() if one.severity is Severity.CRITICAL} == {Action.RESET_GPU}
 
 
+@pytest.mark.parametrize("name", ["ecc_uncorrected_errors_total", "sram_uncorrected_errors_total"])
+def test_errors_after_a_cleared_count_are_not_known_to_be_contained(name: str) -> None:
+    """An earlier XID 94 says nothing about them; energy goes on where the count alone was cleared."""
+    machine = Machine()
+    machine.set({name: 0.0})
+    machine.look()
+    _xid(machine, 94)
+    machine.set({name: 1.0})
+    machine.looks(3)
+    assert [one.severity for one in machine.open() if one.code == "ecc_uncorrected"] == [Severity.WARNING]
+    machine.set({name: 0.0})
+    machine.looks(3)
+    machine.set({name: 4.0})
+    machine.looks(3)
+    (event,) = (one for one in machine.open() if one.code == "ecc_uncorrected")
+    assert (event.severity, event.action) == (Severity.CRITICAL, Action.RESET_GPU)
+    assert "contained" not in event.message
+
+
 @pytest.mark.parametrize("first", [48, 63])
 def test_48_with_a_row_remap_drains_first(first: int) -> None:
     machine = Machine()

@@ -211,14 +211,17 @@ nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long ty
     return NVML_SUCCESS;
 }
 
-/* "events_for_all": a set is told of GPUs that it was not made for. "xids": how many there were; "xid.J": the number of the Jth, from 0 on. */
+/* "events_for_all": a set is told of GPUs that it was not made for. "xids": how many there were; "xid.J": the number of
+ * the Jth, from 0 on; "xid_instance": the GPU instance that all are of. */
 nvmlReturn_t nvmlEventSetWait_v2(struct event_set *set, struct event *out, unsigned timeout_ms) {
     GATE(NULL);
     (void)timeout_ms;
     for (int gpu = 0; gpu < MAX_GPUS; gpu++) {
         if (!(set->listens[gpu] || config_count("events_for_all", 0)) || set->delivered[gpu] >= events_of(gpu)) continue;
         const char *xid = device_text(&fake_devices[gpu][0], "xid.%u", set->delivered[gpu]++);
-        *out = (struct event){&fake_devices[gpu][0], 8, xid ? strtoull(xid, NULL, 0) : 0, ~0u, ~0u};
+        const char *instance = device_text(&fake_devices[gpu][0], "xid_instance");
+        unsigned of_instance = instance ? (unsigned)atoi(instance) : ~0u;
+        *out = (struct event){&fake_devices[gpu][0], 8, xid ? strtoull(xid, NULL, 0) : 0, of_instance, of_instance};
         return NVML_SUCCESS;
     }
     return NVML_ERROR_TIMEOUT;

@@ -189,6 +189,23 @@ def test_processes_are_told_once_with_what_they_hold(nvml: FakeNvml) -> None:
     assert missing_of(later, "process_sm_utilization_ratio") is None
 
 
+@pytest.mark.parametrize("mig_mode", [0, 1])
+def test_an_instance_counts_only_on_a_gpu_that_is_split(nvml: FakeNvml, mig_mode: int) -> None:
+    """NVIDIA's mocknvml has every process and XID in instance 0, also without MIG; the driver has none there."""
+    nvml.add({**profiles.h100(0), "mig_mode": mig_mode, "compute__count": 1, "xid_instance": 0})
+    nvml.set(0, compute__0__pid=11, compute__0__memory=5 * 1024**3, compute__0__gpu_instance=0)
+    nvml.write()
+    collector = NvmlCollector(slow_poll_seconds=0.0)
+    collector.collect()
+    nvml.set(0, xids=1, xid__0=31)
+    nvml.write()
+    collection = collector.collect()
+    whose = {"gpu_instance": 0} if mig_mode else {}
+    assert value_of(collection, "process_memory_bytes", pid=11, kind="compute", **whose) == 5 * 1024**3
+    (xid,) = [finding for finding in collection.findings if finding.code == "xid"]
+    assert ("gpu_instance" in dict(xid.labels)) == bool(mig_mode)
+
+
 def test_of_very_many_processes_the_largest_are_told(nvml: FakeNvml) -> None:
     nvml.add({**profiles.h100(0), "compute__count": 300})
     for number in range(300):

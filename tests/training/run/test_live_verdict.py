@@ -20,7 +20,7 @@ from stepscope.core.documents.run_directory import LIVE_VERDICT_FILE
 from stepscope.core.protocol.messages import SOCKET_VARIABLE, decode_message
 from stepscope.core.protocol.verdicts import LiveVerdict, live_verdict_document
 from stepscope.training.hangs.stall import helper_processes
-from stepscope.training.run import live_verdict
+from stepscope.training.run import live_verdict, side_process
 from stepscope.training.run.live_verdict import LiveVerdictProcess, LiveVerdictRelay, parse_live_verdict
 from tests.training.processes import fork
 from tests.training.stand_in_agent import StandInAgent
@@ -105,7 +105,7 @@ def test_what_is_old_foreign_or_no_verdict_is_not_passed_on(tmp_path: Path, monk
 
 def test_a_process_that_ends_is_started_again_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failing = (sys.executable, "-c", "raise SystemExit(3)")
-    monkeypatch.setattr(live_verdict, "module_command", lambda *_: failing)
+    monkeypatch.setattr(side_process, "module_command", lambda *_: failing)
     monkeypatch.setattr(live_verdict, "_FIRST_AGAIN_SECONDS", 0.2)
     started: list[float] = []
     real = subprocess.Popen

@@ -27,6 +27,7 @@ _MATTERS_LATER = frozenset({XidClass.MEMORY, XidClass.LINK, XidClass.RESET, XidC
 """Errors that persist until something is done."""
 _BEFORE_NS, _AFTER_NS = 60 * 10**9, 10 * 10**9
 """Time before and after a follower in which the error may come that it follows."""
+_UNCORRECTED = ("ecc_uncorrected_errors_total", "sram_uncorrected_errors_total")
 _ROW_XIDS = frozenset({63, 64})
 _PROCESSES_NS = 15 * 10**9
 """A little more than the time between two reads of the processes."""
@@ -44,6 +45,7 @@ class _Gpu:
     reported_ns: dict[int, int] = field(default_factory=dict)
     energy: TimedValue | None = None
     memory_xids: set[int] = field(default_factory=set)
+    uncorrected: dict[str, TimedValue] = field(default_factory=dict)
     open_until_quiet: set[str] = field(default_factory=set)
     open_until_reset: dict[str, int] = field(default_factory=dict)
     earlier_ns: dict[int, int] = field(default_factory=dict)
@@ -94,6 +96,8 @@ class XidChecks:
                 for code in over:
                     del gpu.open_until_reset[code]
                     yield key, CheckSample(code, now_ns, SampleState.OVER)
+                gpu.memory_xids.clear()
+            if _errors_count_anew(gpu, observed):  # later ones may not be contained
                 gpu.memory_xids.clear()
             # Those before are kept: a process that an XID hit may have ended by the next sample.
             pids = frozenset(further[-1] for further in observed.parts.get("process_memory_bytes", {}))
@@ -248,6 +252,17 @@ def _counts_anew(gpu: _Gpu, observed: ObservedGpu) -> int | None:
     gpu.energy = energy
     is_anew = before is not None and energy.source == before.source and energy.value < before.value
     return energy.time_ns if is_anew else None
+
+
+def _errors_count_anew(gpu: _Gpu, observed: ObservedGpu) -> bool:
+    """Whether a count of errors that could not be corrected restarted: with the driver, or cleared by an operator."""
+    is_anew = False
+    for name in _UNCORRECTED:
+        before, sample = gpu.uncorrected.get(name), observed.values.get(name)
+        if sample is not None:
+            gpu.uncorrected[name] = sample
+            is_anew |= before is not None and sample.source == before.source and sample.value < before.value
+    return is_anew
 
 
 def _new_xids(gpu: _Gpu, observed: ObservedGpu) -> list[tuple[int, int, int]]:
