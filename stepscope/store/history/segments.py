@@ -114,7 +114,7 @@ class SegmentDecoder:
         if content[: len(_PACKED)] == _PACKED:
             try:
                 content = memoryview(isal_zlib.decompress(content[len(_PACKED) :]))
-            except OSError as error:  # its IsalError
+            except isal_zlib.error as error:  # type: ignore[misc]  # the stub has an instance
                 raise _damaged(name, str(error)) from error
         if len(content) < start + _LENGTH.size or bytes(content[: len(_MAGIC)]) != _MAGIC:
             raise _damaged(name, "it is not a segment, or it is cut")
