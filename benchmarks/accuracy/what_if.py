@@ -17,7 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from stepscope.analyzer.what_if.job_graph import NEVER, EdgeKind
+from stepscope.analyzer.what_if.graph_layout import EdgeKind
+from stepscope.analyzer.what_if.job_graph import NEVER
 from stepscope.analyzer.what_if.whole_job import replay_model
 from stepscope.core.documents.what_if import Fix, WhatIfReport
 from stepscope.core.vocabulary import Cause

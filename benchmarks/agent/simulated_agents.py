@@ -1,8 +1,8 @@
 """Simulated agents of many machines: one process that listens on a loopback address for each.
 
-A recorded document of a node is served with variations: names, UUIDs, jobs, load, a share of sick GPUs. Some machines
-hang, in several ways, and some answer garbage. `python -m benchmarks.agent.simulated_agents --count 20` prints their
-addresses and serves until its input ends.
+A recorded document of a node, and a recorded page of metrics, are served with variations: names, UUIDs, jobs, load, a
+share of sick GPUs. Some machines hang, in several ways, and some answer garbage. `python -m
+benchmarks.agent.simulated_agents --count 20` serves until its input ends.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import json
 import random
+import re
 import resource
 import subprocess
 import sys
@@ -84,6 +85,16 @@ class Fleet:
 
 def recorded_document(gpus: int = 8) -> dict[str, Any]:
     """Document of a node as a real agent serves it, on the fake driver of the tests."""
+    document: dict[str, Any] = json.loads(_recorded("/api/v1/node", gpus))
+    return document
+
+
+def recorded_page(gpus: int = 8) -> str:
+    """Page of metrics as a real agent serves it, on the fake driver of the tests."""
+    return _recorded("/metrics", gpus).decode()
+
+
+def _recorded(path: str, gpus: int) -> bytes:
     import http.client
 
     with tempfile.TemporaryDirectory() as folder:
@@ -95,10 +106,10 @@ def recorded_document(gpus: int = 8) -> dict[str, Any]:
         with started_agent(Path(folder), environment=environment) as agent:
             time.sleep(_SETTLE_SECONDS)
             connection = http.client.HTTPConnection("127.0.0.1", agent.port, timeout=30)
-            connection.request("GET", "/api/v1/node")
-            document: dict[str, Any] = json.loads(connection.getresponse().read())
+            connection.request("GET", path)
+            content = connection.getresponse().read()
             connection.close()
-    return document
+    return content
 
 
 def varied(document: dict[str, Any], index: int) -> dict[str, Any]:
@@ -131,6 +142,41 @@ def varied(document: dict[str, Any], index: int) -> dict[str, Any]:
         )
         _make_sick(copy, place, code, message, action)
     return copy
+
+
+_UUID = re.compile(r"GPU-(\d{8})-0000-4000-8000-0{12}")
+_VARYING = re.compile(
+    r"^(stepscope_gpu_(?:power_watts|utilization_ratio|temperature_celsius|sm_clock_hertz|energy_joules_total"
+    r"|sm_active_ratio|tensor_active_ratio|dram_active_ratio|memory_used_bytes|pcie_\w+_per_second)\{.*\}) .*$",
+    re.MULTILINE,
+)
+
+
+class SimulatedPage:
+    """Page of metrics of one machine: its own UUIDs and job, values that change with each request."""
+
+    def __init__(self, page: str, index: int) -> None:
+        job = 90_000 + index // _NODES_OF_A_JOB
+        page = page.replace("%", "%%")
+        page = _UUID.sub(lambda match: f"GPU-{index:08x}-0000-4000-8000-{int(match[1]):012x}", page)
+        page, self._num_values = _VARYING.subn(r"\1 %.6g", page)
+        gpus = sorted(set(re.findall(r'gpu="(\d+)",uuid="([^"]*)"', page)))
+        lines = [
+            f'stepscope_gpu_job_info{{gpu="{gpu}",job_id="{job}",job_kind="slurm",share="exclusive",uuid="{uuid}"}} 1.0'
+            for gpu, uuid in gpus
+        ]
+        lines.append(
+            f'stepscope_job_info{{job_id="{job}",job_kind="slurm",job_name="train{job}",user="user{job % 7}"}} 1.0'
+        )
+        lines.append(f'stepscope_training_verdict_age_seconds{{run="train{job}"}} 5.0')
+        lines.append(f'stepscope_training_bottleneck_ratio{{cause="data_loading",run="train{job}"}} 0.4')
+        self._template = (page + "\n".join(lines) + "\n").encode()
+        self._chance = random.Random(index)
+
+    def content(self) -> bytes:
+        """The page now."""
+        load = self._chance.random()
+        return self._template % tuple(100.0 + load + number for number in range(self._num_values))
 
 
 def _make_sick(document: dict[str, Any], place: int, code: str, message: str, action: str) -> None:
@@ -176,8 +222,8 @@ def _garbage(kind: str, good: bytes) -> bytes:
 class _Agent(asyncio.Protocol):
     """One connection to a simulated machine."""
 
-    def __init__(self, answer: bytes, views: dict[NodeView, bytes], hang: str) -> None:
-        self._answer, self._views, self._hang = answer, views, hang
+    def __init__(self, answer: bytes, views: dict[NodeView, bytes], hang: str, page: SimulatedPage | None) -> None:
+        self._answer, self._views, self._hang, self._page = answer, views, hang, page
         self._request = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -188,7 +234,10 @@ class _Agent(asyncio.Protocol):
         self._request += data
         if b"\r\n\r\n" not in self._request:
             return
-        if not self._hang:
+        if not self._hang and self._page is not None and self._request.startswith(b"GET /metrics "):
+            self._transport.write(_with_headers(self._page.content()))
+            self._transport.close()
+        elif not self._hang:
             asked = self._request.partition(b"?view=")[2].partition(b" ")[0].decode()
             self._transport.write(self._views[NodeView(asked)] if asked and self._views else self._answer)
             self._transport.close()
@@ -205,7 +254,7 @@ class _Agent(asyncio.Protocol):
             asyncio.get_running_loop().call_later(0.1, self._drip, place + 1)
 
 
-async def _serve(fleet: Fleet, document: dict[str, Any], *, is_old: bool) -> None:
+async def _serve(fleet: Fleet, document: dict[str, Any], page: str, *, is_old: bool) -> None:
     loop = asyncio.get_running_loop()
     chance = random.Random(_SEED)
     special = chance.sample(range(fleet.count), fleet.hanging + fleet.garbage)
@@ -217,15 +266,21 @@ async def _serve(fleet: Fleet, document: dict[str, Any], *, is_old: bool) -> Non
         answer = _garbage(garbage[index], good) if index in garbage else _with_headers(good)
         views = {} if index in garbage or is_old else {one: _with_headers(_view(of_node, one)) for one in NodeView}
         host, _, port = fleet.address(index).rpartition(":")
-        made = partial(_Agent, answer, views, hangs.get(index, ""))
+        of_page = SimulatedPage(page, index) if page and index not in garbage else None
+        made = partial(_Agent, answer, views, hangs.get(index, ""), of_page)
         await loop.create_server(made, host, int(port), backlog=64)
     print("ready", flush=True)
     await loop.run_in_executor(None, sys.stdin.read)
 
 
 @contextmanager
-def simulated_agents(fleet: Fleet, document: Path, *, is_old: bool = False) -> Iterator[int]:
+def simulated_agents(fleet: Fleet, document: Path, *, page: Path | None = None, is_old: bool = False) -> Iterator[int]:
     """Serve a fleet in a process of its own; its process id.
+
+    Args:
+        document: a recorded document of a node.
+        page: a recorded page of metrics; None: there is none.
+        is_old: the agents know no views of their document.
 
     Raises:
         RuntimeError: it does not start.
@@ -233,6 +288,7 @@ def simulated_agents(fleet: Fleet, document: Path, *, is_old: bool = False) -> I
     command = [sys.executable, "-m", "benchmarks.agent.simulated_agents", "--document", str(document)]
     command += ["--count", str(fleet.count), "--hanging", str(fleet.hanging), "--garbage", str(fleet.garbage)]
     command += ["--old"] if is_old else []
+    command += ["--page", str(page)] if page else []
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -252,12 +308,14 @@ def main() -> None:
     parser.add_argument("--hanging", type=int, default=20)
     parser.add_argument("--garbage", type=int, default=14)
     parser.add_argument("--document", type=Path, help="a recorded document of a node; else one is recorded")
+    parser.add_argument("--page", type=Path, help="a recorded page of metrics; else there is none")
     parser.add_argument("--old", action="store_true", help="the agents know no views of their document")
     options = parser.parse_args()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     document = json.loads(options.document.read_text()) if options.document else recorded_document()
-    asyncio.run(_serve(Fleet(options.count, options.hanging, options.garbage), document, is_old=options.old))
+    page = options.page.read_text() if options.page else ""
+    asyncio.run(_serve(Fleet(options.count, options.hanging, options.garbage), document, page, is_old=options.old))
 
 
 if __name__ == "__main__":

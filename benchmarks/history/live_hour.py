@@ -1,7 +1,8 @@
 """An hour of two real agents on the fake driver of the tests, at a faster clock: their pages, scrape by scrape.
 
 The agents poll each second and are scraped each second; a scrape stands for 15 s, and the GPUs' values change as much.
-Jobs begin, end and share a GPU; one agent is killed for ten minutes, and starts again with counters at 0.
+Jobs begin, end and share a GPU; a GPU's memory has a fault for a while; one machine is down for ten minutes, and its
+counters begin at 0 again.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class RawPage:
     text: bytes | None
 
 
-class _Node:
+class Node:
     """A machine with GPUs, its agent, and the processes of its jobs."""
 
     def __init__(self, folder: Path, library: Path, name: str, rack: str) -> None:
@@ -47,18 +48,27 @@ class _Node:
         self._energy = [1e9 * (index + 1) for index in range(_GPUS)]
         for index in range(_GPUS):
             self._machine.add({**profiles.h100(index), "uuid": f"GPU-{name}-{index}"})
-        self._machine.write()
+        self.advance(0.0, {})
         self._agent: ExitStack | None = None
         self._port = 0
 
     def start(self) -> RealAgent:
-        """Start its agent."""
+        """Start its agent.
+
+        Raises:
+            RuntimeError: it does not start.
+        """
         settings = {"STEPSCOPE_AGENT__KINETO__ENABLED": "false", "STEPSCOPE_AGENT__EXPORTER__METRICS": "full"}
         self._agent = ExitStack()
         environment = {**self._machine.environment(), **settings}
         agent = self._agent.enter_context(started_agent(self._folder, "--interval", "1", environment=environment))
         self._port = agent.port
         return agent
+
+    def restart(self) -> None:
+        """Start its agent after a reboot: counters of the GPUs begin at 0."""
+        self._energy = [0.0] * _GPUS
+        self.start()
 
     def kill(self) -> None:
         """End its agent."""
@@ -90,6 +100,7 @@ class _Node:
                 temperature__0=round(35 + 45 * max(busy, 0.0)),
                 memory_used=(1 << 30) + (len(pids) * (20 << 30)),
                 clock__1=1980 if pids else 345,
+                remap_failed=int(index == 3 and 0.1 <= minute / 60.0 < 0.9),
                 **processes,
             )
         self._machine.write()
@@ -111,7 +122,7 @@ class _Node:
 
 
 @contextmanager
-def _job(job_id: str, user: str) -> Iterator[int]:
+def running_job(job_id: str, user: str) -> Iterator[int]:
     """A process of a Slurm job; its id."""
     variables = {"SLURM_JOB_ID": job_id, "SLURM_JOB_USER": user, "SLURM_JOB_NAME": f"train-{job_id}"}
     command = [sys.executable, "-c", "import time; time.sleep(3600)"]
@@ -136,13 +147,16 @@ def record(
         RuntimeError: an agent does not start.
     """
     library = build_fake_nvml(folder / "library")
-    nodes = [_Node(folder / name, library, name, rack) for name, rack in (("node-a", "r1"), ("node-b", "r2"))]
+    nodes = [Node(folder / name, library, name, rack) for name, rack in (("node-a", "r1"), ("node-b", "r2"))]
     first, second = nodes
     pages: list[RawPage] = []
     with ExitStack() as stack:
         stack.callback(first.kill)
         stack.callback(second.kill)
-        jobs = [stack.enter_context(_job(str(101 + number), user)) for number, user in enumerate(("ann", "bob", "ann"))]
+        jobs = [
+            stack.enter_context(running_job(str(101 + number), user))
+            for number, user in enumerate(("ann", "bob", "ann"))
+        ]
         for node in nodes:
             node.start()
         num_scrapes = round(minutes * 60_000 / _SCRAPE_MS)
@@ -152,7 +166,7 @@ def record(
             share = number / num_scrapes
             if (0.6 <= share < 0.77) != is_down:
                 is_down = not is_down
-                (second.kill if is_down else second.start)()
+                (second.kill if is_down else second.restart)()
                 began = time.monotonic() - number * seconds_a_scrape
             for node, holders in zip(nodes, _holders(share, jobs), strict=True):
                 node.advance(share * 60.0, holders)

@@ -4,10 +4,13 @@
     python -m benchmarks.speed.scale workers [TRACE] [--megabytes 500] [--pairs 5]
     python -m benchmarks.speed.scale files   [TRACE] [--files 64] [--megabytes 50]
     python -m benchmarks.speed.scale ranks   TRACE... [--ranks 1024] [--slow RANK]
+    python -m benchmarks.speed.scale faults  TRACE... [--ranks 1024] [--seeds 1,2,3]
 
 `large` analyses one trace of that size; `workers` two of them, in one and in two processes by turns; `files` many,
 on a terminal so that the bar is shown. `ranks` takes the views of a small recorded job, gives them to many ranks, and
 times the cross-rank half alone; with `--slow` that rank has the view of the last trace, all others share the rest.
+`faults` lets such a job run with a slow GPU, a bad link and a starved node at once (`faulty_job`), and prints who is
+named for each; every seed draws other places and sizes.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.measurement import Cost, measure
+from benchmarks.speed.faulty_job import drawn_faults, imitated_job
 from benchmarks.speed.large_trace import write_multiplied
 from stepscope.analyzer.job import analyse_job
 from stepscope.analyzer.rank_view import RankView
@@ -38,10 +42,14 @@ _BAR_STEP = re.compile(r"(\d+)/(\d+)")
 
 
 def main() -> None:
-    """Run one of the four."""
+    """Run one of the five."""
     options = _options()
     if options.what == "ranks":
         _ranks(options.trace, options.ranks, options.slow)
+        return
+    if options.what == "faults":
+        for seed in options.seeds.split(","):
+            _faults(options.trace, options.ranks, int(seed))
         return
     with tempfile.TemporaryDirectory(prefix="stepscope-scale-", dir=options.work_directory) as folder:
         first = Path(folder, "rank0.json")
@@ -57,19 +65,20 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("large", "workers", "files", "ranks"))
+    parser.add_argument("what", choices=("large", "workers", "files", "ranks", "faults"))
     parser.add_argument("trace", nargs="*", type=Path)
     parser.add_argument("--megabytes", type=int)
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--files", type=int, default=64)
     parser.add_argument("--ranks", type=int, default=1024)
     parser.add_argument("--slow", type=int, metavar="RANK")
+    parser.add_argument("--seeds", default="1", help="comma-separated")
     parser.add_argument("--work-directory", type=Path)
     options = parser.parse_intermixed_args()
     if options.megabytes is None:
-        options.megabytes = {"large": 2000, "workers": 500, "files": 50, "ranks": 0}[options.what]
-    if options.what == "ranks" and not options.trace:
-        parser.error("ranks needs the traces of a small job")
+        options.megabytes = {"large": 2000, "workers": 500, "files": 50}.get(options.what, 0)
+    if options.what in ("ranks", "faults") and not options.trace:
+        parser.error(f"{options.what} needs the traces of a small job")
     return options
 
 
@@ -157,6 +166,32 @@ def _imitated(view: RankView, rank: int, everyone: tuple[int, ...]) -> RankView:
     )
     calls = [replace(call, rank=rank, group=everyone if call.group else None) for call in view.calls]
     return replace(view, rank=rank, header=header, calls=calls)
+
+
+def _faults(traces: list[Path], count: int, seed: int) -> None:
+    found = view_files([str(trace) for trace in traces], whole_file=False)
+    recorded = [found.views[rank] for rank in sorted(found.views)]
+    step_ns = float(median(length for view in recorded for length in view.window.whole_step_ns.tolist()))
+    faults = drawn_faults(seed, count, step_ns)
+    child = os.fork()  # its peak memory is its own
+    if child:
+        peak_bytes = os.wait4(child, 0)[2].ru_maxrss * 1024
+        print(f"  peak memory {peak_bytes / 1e9:.2f} GB", flush=True)
+        return
+    views = imitated_job(recorded, count, faults, seed)
+    num_calls = sum(len(view.calls) for view in views)
+    began, began_cpu = time.monotonic(), time.process_time()
+    analysis, _ = analyse_job(views, JobContext())
+    wall, cpu = time.monotonic() - began, time.process_time() - began_cpu
+    print(f"seed {seed}: {count} ranks, {num_calls:,} calls: {wall:.1f} s, {cpu:.1f} CPU s; {analysis.verdict.summary}")
+    rows = {row.cause: row for row in analysis.root_causes}
+    for cause, ranks in faults.truth().items():
+        row = rows.get(cause)
+        share, named, reasons = (0.0, [], []) if row is None else (row.fraction, sorted(row.ranks), row.reasons)
+        right = "named" if named == ranks else f"NOT NAMED: {named[:12]} ({len(named)})"
+        print(f"  {cause} of {ranks[0]}..{ranks[-1]}: {share:.1%} {right} {' '.join(reasons)}")
+    print(f"  {faults}", flush=True)
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -119,9 +119,9 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
     is_explained = inputs.unexplained_loss < UNEXPLAINED_THRESHOLD and unrecorded is None
     is_known = is_explained and verdict.cause is not Cause.INSUFFICIENT_EVIDENCE
     certain = [row for row in rows if is_known and not inputs.is_guess(row)]
-    num_awaited = aligned.num_awaited
-    replay = cache(_no_model if num_awaited > predictions.MAX_SLOTS else aligned.replay_model)
-    what_if, left_out = predictions.replay_causes(replay, certain, unprofiled_ms, num_events=num_awaited)
+    num_replayed = aligned.num_replayed
+    replay = cache(_no_model if num_replayed > predictions.max_slots() else aligned.replay_model)
+    what_if, left_out = predictions.replay_causes(replay, certain, unprofiled_ms, num_events=num_replayed)
     known = {gain.fix for gain in what_if}
     others = [row for row in certain if row.cause not in known]
     what_if += predictions.replay_pipeline_causes(aligned.schedules, others)
@@ -237,9 +237,10 @@ class AlignedJob(NamedTuple):
         return not (self.pipelines or self.schedules) and self.clocks.are_within(MAX_CLOCK_SHARE * step_ns)
 
     @property
-    def num_awaited(self) -> int:
-        """How many arrivals the members of all collectives wait for: the most numerous events of a replay."""
-        return sum(len(match) ** 2 for match in self.matches.collectives)
+    def num_replayed(self) -> int:
+        """How many events of the ranks' graphs a replay would have at least."""
+        graphs = [view.graph for view in self.views.values() if view.graph is not None]
+        return sum(len(graph.host) + len(graph.device) for graph in graphs)
 
     def replay_model(self) -> ReplayModel | None:
         before_window = self.table.time_ns[:, CAUSE_CODE[Cause.BEFORE_WINDOW]] / self.table.step_ns

@@ -23,6 +23,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "analyze": ("traces", "Attribute all GPU time to causes and give a verdict."),
     "capture": ("nodes", "Profile steps of a running job, without a restart."),
     "compare": ("traces", "Compare two runs, and fail on a regression."),
+    "cost": ("cost", "Show GPU-hours, energy and money by job, user, team or node."),
     "dashboard": ("training", "Serve the web app of runs and their verdicts."),
     "demo": ("training", "Train, profile and analyze on this machine, and print the verdict."),
     "doctor": ("machine", "Check driver, permissions, limits and settings of this machine."),
@@ -30,6 +31,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "goodput": ("goodput", "Show what the GPU-time of a job went to, over all its restarts."),
     "hang": ("run_records", "Find the ranks that hold a job up, from flight recorder dumps."),
     "health": ("health", "List health events of GPUs, acknowledge them, or set GPUs healthy."),
+    "history": ("history", "Record the metrics of agents, and show them over time."),
     "memory": ("run_records", "Explain what held the GPU's memory, what grows, and why it ran out."),
     "nccl": ("nccl", "Explain how a job's GPUs communicate, and what is wrong with it."),
     "preflight": ("machine", "Measure this node's GPUs before a job, and fail unfit ones."),
@@ -84,7 +86,7 @@ class LazyGroup(CommandGroup):
 
 _TRAINS = frozenset({"demo", "run", "workload"})
 """Verbs that start training processes, whose threads are not ours to limit."""
-_STAYS = _TRAINS | {"agent", "dashboard", "top"}
+_STAYS = _TRAINS | {"agent", "dashboard", "history", "top"}
 """Verbs that last, and must free cycles of objects while they do."""
 _COLLECTED_AFTER = 100_000
 """Objects made between collections: with Python's 700, collecting takes a fifteenth of the time of a small trace."""
@@ -186,6 +188,8 @@ _EXTRA_OF = {
     "dash_mantine_components": "dashboard",
     "fastapi": "dashboard",
     "uvicorn": "dashboard",
+    "duckdb": "history",
+    "pyarrow": "history",
     "torch": "workloads",
 }
 """Import name -> the extra that brings it."""

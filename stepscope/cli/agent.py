@@ -119,7 +119,8 @@ def agent_run_command(configuration: Configuration) -> None:
     from stepscope.core.process import share_one_heap
 
     share_one_heap()
-    with LogQueue() as log, ends_in_time(), _set_by_sigterm() as stop:
+    line = "goes on after SIGHUP; the web config is read whenever it changes, all else when the agent starts"
+    with LogQueue() as log, ends_in_time(), set_by_sigterm(lambda: _log.info(line)) as stop:
         agent = Agent(configuration)
         logging.basicConfig(level=logging.WARNING, format="stepscope agent: %(message)s")
         _log.setLevel(logging.INFO)
@@ -173,11 +174,10 @@ def agent_install_command(for_systemd: bool, prefix: Path, dry_run: bool) -> Non
 
 
 @contextmanager
-def _set_by_sigterm() -> Iterator[threading.Event]:
-    """An event that SIGTERM sets; SIGHUP logs a line. The previous handlers are restored afterwards."""
+def set_by_sigterm(on_hangup: Callable[[], None]) -> Iterator[threading.Event]:
+    """An event that SIGTERM sets; SIGHUP calls a function. The previous handlers are restored afterwards."""
     stop = threading.Event()
-    line = "goes on after SIGHUP; the web config is read whenever it changes, all else when the agent starts"
-    handlers = {signal.SIGTERM: lambda *_: stop.set(), signal.SIGHUP: lambda *_: _log.info(line)}
+    handlers = {signal.SIGTERM: lambda *_: stop.set(), signal.SIGHUP: lambda *_: on_hangup()}
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield stop

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from stepscope.workflow.nodes.agent_client import AgentClient
+    from stepscope.workflow.nodes.targets import AgentSources
 
 
 _Function = Callable[..., None]
@@ -91,6 +91,20 @@ def capture_option(*, takes_all: bool = False) -> Callable[[_Function], _Functio
 def agent_client_options(function: _Function) -> _Function:
     """Add the command-line options that name agents; the command gets their clients first."""
 
+    @agent_source_options
+    @wraps(function)
+    def call(agents: AgentSources, **options: Any) -> None:
+        clients = agents.clients()
+        if not clients:
+            raise click.UsageError(f"no agent is known to {', '.join(agents.sources)}")
+        function(clients, **options)
+
+    return call
+
+
+def agent_source_options(function: _Function) -> _Function:
+    """Add the command-line options that name agents; the command gets where they are first."""
+
     @click.option(
         "--agent",
         "urls",
@@ -129,9 +143,9 @@ def agent_client_options(function: _Function) -> _Function:
         key_file: str,
         **options: Any,
     ) -> None:
-        named = [*urls, *(_lines(file) if file else ())]
+        named = (*urls, *(_lines(file) if file else ()))
         files = {"ca_file": ca_file, "cert_file": cert_file, "key_file": key_file}
-        function(_clients(named, sources, token_file, files), **options)
+        function(_agents(named, sources, token_file, files), **options)
 
     return call
 
@@ -140,25 +154,18 @@ def _tls_file(flag: str, text: str) -> Callable[[_Function], _Function]:
     return click.option(flag, default="", show_default=False, metavar="FILE", help=text)
 
 
-def _clients(
-    urls: list[str], sources: tuple[str, ...], token_file: Path | None, files: dict[str, str]
-) -> list[AgentClient]:
-    from stepscope.workflow.nodes.agent_client import DEFAULT_URL, agent_client
+def _agents(
+    urls: tuple[str, ...], sources: tuple[str, ...], token_file: Path | None, files: dict[str, str]
+) -> AgentSources:
+    from stepscope.workflow.nodes.agent_client import DEFAULT_URL
+    from stepscope.workflow.nodes.targets import AgentSources
 
     token = ""
     if token_file is not None:
         from stepscope.agent.state_directory import read_agent_token
 
         token = read_agent_token(token_file)
-    clients = [agent_client(url, token=token, **files) for url in urls]
-    if sources:
-        from stepscope.workflow.nodes.targets import targets_of_all
-
-        clients += [target.client(token=token, **files) for target in targets_of_all(sources)]
-        if not clients:
-            raise click.UsageError(f"no agent is known to {', '.join(sources)}")
-    clients = clients or [agent_client(DEFAULT_URL, token=token, **files)]
-    return list({str(client): client for client in clients}.values())
+    return AgentSources(urls if urls or sources else (DEFAULT_URL,), sources, {"token": token, **files})
 
 
 def _lines(file: Path) -> list[str]:

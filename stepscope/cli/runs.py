@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from stepscope.cli import CommandGroup
 from stepscope.cli.options import json_option
+from stepscope.cli.quantities import Size, Span
 from stepscope.cli.terminal.answers import print_document, print_report, print_warnings
 from stepscope.cli.terminal.console import print_hanging, report_console, report_table
 from stepscope.core.errors import DataError, UsageError, printable
@@ -68,35 +68,6 @@ def _print_list(runs: RunList) -> None:
     console.print(table)
 
 
-class _Size(click.ParamType):  # type: ignore[type-arg]  # no type arguments before click 8.2
-    """Bytes with a unit: 500GB (10^9), 500GiB or 500G (2^30)."""
-
-    name = "size"
-    _PATTERN = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP]?)(i?)(B?)", re.IGNORECASE)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        match = self._PATTERN.fullmatch(str(value).strip())
-        if match is None or (match[3] and not match[2]):
-            self.fail(f"{value!r} is not a size such as 500GB or 1.5TiB", param, ctx)
-        number, prefix, binary, unit = match.groups()
-        base = 1000 if unit and not binary else 1024
-        return int(float(number) * base ** " KMGTP".index(prefix.upper() or " "))
-
-
-class _Age(click.ParamType):  # type: ignore[type-arg]
-    """A span of time in seconds: 30d, 12h, 90min, 2w."""
-
-    name = "age"
-    _UNITS: ClassVar = {"s": 1.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0, "y": 31_557_600.0}
-    _PATTERN = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|h|d|w|y)")
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        match = self._PATTERN.fullmatch(str(value).strip())
-        if match is None:
-            self.fail(f"{value!r} is not an age such as 30d, 12h or 2w", param, ctx)
-        return float(match[1]) * self._UNITS[match[2]]
-
-
 _Function = Callable[..., None]
 
 
@@ -104,11 +75,11 @@ def _rule_options(function: _Function) -> _Function:
     """Add the options that say which runs to delete."""
     for option in reversed(
         (
-            click.option("--older-than", type=_Age(), metavar="AGE", help="Delete runs last written so long ago: 30d."),
-            click.option("--larger-than", type=_Size(), metavar="SIZE", help="Delete runs that are larger: 50GB."),
+            click.option("--older-than", type=Span(), metavar="AGE", help="Delete runs last written so long ago: 30d."),
+            click.option("--larger-than", type=Size(), metavar="SIZE", help="Delete runs that are larger: 50GB."),
             click.option(
                 "--keep-total",
-                type=_Size(),
+                type=Size(),
                 metavar="SIZE",
                 help="Delete the oldest until all runs together have at most SIZE.",
             ),

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
+import signal
 import sys
 import webbrowser
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from stepscope.cli.options import FOLDER, json_option
+from stepscope.cli.options import FOLDER, agent_source_options, json_option
 from stepscope.cli.terminal.answers import print_report
 from stepscope.core.documents.run_directory import KeepTraces
 from stepscope.core.errors import DataError, UsageError
@@ -21,6 +25,7 @@ from stepscope.core.vocabulary import Cause
 if TYPE_CHECKING:
     from stepscope.core.documents.analysis import Analysis
     from stepscope.reference_workloads.job import TrainingProgress
+    from stepscope.workflow.nodes.targets import AgentSources
 
 
 _COMMAND = "stepscope.command"
@@ -41,8 +46,8 @@ class _Wrapper(click.Command):
 @click.option(
     "--out",
     default="runs",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Write the run into this folder of runs, which all ranks must reach.",
+    type=FOLDER,
+    help="Write the run into this folder of runs, which all ranks must reach, or upload it below this URL.",
 )
 @click.option("--run", metavar="NAME", help="Name the run.  [default: from the scheduler, torchrun or the time]")
 @click.option(
@@ -69,7 +74,7 @@ class _Wrapper(click.Command):
 @click.pass_context
 def run_command(
     ctx: click.Context,
-    out: Path,
+    out: str,
     run: str | None,
     first: int | None,
     active: int,
@@ -98,7 +103,8 @@ def run_command(
     if (first, every, active, warmup) != (None, None, DEFAULT_SCHEDULE.active, DEFAULT_SCHEDULE.warmup):
         start = (every or DEFAULT_SCHEDULE.first) if first is None else first
         schedule = Schedule(first=start, warmup=min(warmup, start), active=active, period=every)
-    options = RunOptions(str(out.absolute()), run, _ranks(ranks), schedule, with_stack, reduce, keep_traces)
+    out = out if "://" in out else str(Path(out).absolute())
+    options = RunOptions(out, run, _ranks(ranks), schedule, with_stack, reduce, keep_traces)
     replace_process(ctx.meta[_COMMAND], launch_environment(options, os.environ))
 
 
@@ -238,10 +244,30 @@ def _program() -> str:
     metavar="NAME",
     help="Accept this host name in requests; repeatable.",
 )
+@click.option(
+    "--history",
+    metavar="DIR|URL",
+    help="Record the metrics of agents there meanwhile, as `stepscope history run` does.",
+)
+@agent_source_options
+@click.option(
+    "--interval",
+    type=click.FloatRange(1.0, 300.0),
+    default=15.0,
+    help="With --history: scrape each agent every so many seconds.",
+)
 def dashboard_command(
-    root: Path, host: str, port: int, open_browser: bool, insecure: bool, allowed_hosts: tuple[str, ...]
+    agents: AgentSources,
+    root: Path,
+    host: str,
+    port: int,
+    open_browser: bool,
+    insecure: bool,
+    allowed_hosts: tuple[str, ...],
+    history: str | None,
+    interval: float,
 ) -> None:
-    """Serve the web app of runs and their verdicts."""
+    """Serve the web app of runs and their verdicts, and with --history record the metrics of agents."""
     from stepscope.dashboard.app import serve_dashboard
 
     def announce(url: str) -> None:
@@ -249,4 +275,29 @@ def dashboard_command(
         if open_browser:
             webbrowser.open(url)
 
-    serve_dashboard(root, host=host, port=port, insecure=insecure, allowed_hosts=allowed_hosts, when_listening=announce)
+    with ExitStack() as stack:
+        more_metrics = str if history is None else _record(stack, history, agents, interval)
+        serve_dashboard(
+            root,
+            host=host,
+            port=port,
+            insecure=insecure,
+            allowed_hosts=allowed_hosts,
+            more_metrics=more_metrics,
+            when_listening=announce,
+        )
+
+
+def _record(stack: ExitStack, history: str, agents: AgentSources, interval: float) -> Callable[[], str]:
+    """Record agents until the stack is closed, also by SIGTERM; the recorder's own metrics."""
+    from stepscope.workflow.history.own_page import recording_page
+    from stepscope.workflow.history.recording import recording_beside
+    from stepscope.workflow.history.service import DEADLINE_SHARE, RecordingPlan
+
+    logging.basicConfig(level=logging.WARNING, format="stepscope dashboard: %(message)s")
+    logging.getLogger("stepscope.workflow.history").setLevel(logging.INFO)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # which uvicorn raises again once it has ended
+    recorder = stack.enter_context(
+        recording_beside(history, agents, RecordingPlan(interval, DEADLINE_SHARE * interval))
+    )
+    return lambda: recording_page(recorder.status())

@@ -73,8 +73,12 @@ class _TileDocument:
     warnings: list[dict[str, str]]
 
 
-def make_api(store: RunStore) -> APIRouter:
-    """REST routes of the dashboard over `store`. FastAPI runs the plain functions on worker threads."""
+def make_api(store: RunStore, more_metrics: Callable[[], str] = str) -> APIRouter:
+    """REST routes of the dashboard over `store`. FastAPI runs the plain functions on worker threads.
+
+    Args:
+        more_metrics: further lines of /metrics.
+    """
     described = {"description": "Refused", "content": {"application/json": {"schema": _REFUSAL_SCHEMA}}}
     router = APIRouter(responses={"default": described})
     tracks = _TrackCache(store)
@@ -104,11 +108,11 @@ def make_api(store: RunStore) -> APIRouter:
     def unknown(rest: str) -> Response:
         return refusal(404, UsageError(f"no such path /api/{rest}", what_next="see /api/v1/openapi.json"))
 
-    _add_probes(router, store)
+    _add_probes(router, store, more_metrics)
     return router
 
 
-def _add_probes(router: APIRouter, store: RunStore) -> None:
+def _add_probes(router: APIRouter, store: RunStore, more_metrics: Callable[[], str]) -> None:
     @router.get("/healthz", summary="The process answers")
     def healthz() -> PlainTextResponse:
         return PlainTextResponse("ok\n")
@@ -123,7 +127,7 @@ def _add_probes(router: APIRouter, store: RunStore) -> None:
 
     @router.get("/metrics", summary="The server's own figures, Prometheus text format")
     def metrics() -> PlainTextResponse:
-        return PlainTextResponse(_metrics_text(store), media_type="text/plain; version=0.0.4")
+        return PlainTextResponse(_metrics_text(store) + more_metrics(), media_type="text/plain; version=0.0.4")
 
 
 def _tile_document(

@@ -37,6 +37,7 @@ def serve_dashboard(
     port: int,
     insecure: bool = False,
     allowed_hosts: Sequence[str] = (),
+    more_metrics: Callable[[], str] = str,
     when_listening: Callable[[str], None],
 ) -> None:
     """Serve the dashboard of the runs under `root` until SIGINT or SIGTERM.
@@ -45,6 +46,7 @@ def serve_dashboard(
         port: port; 0 takes a free one.
         insecure: allow an address that other machines can reach, without a login.
         allowed_hosts: further host names in requests; without them a loopback address accepts only its own names.
+        more_metrics: further lines of /metrics.
         when_listening: called with the URL once the socket listens.
 
     Raises:
@@ -60,7 +62,7 @@ def serve_dashboard(
     if not root.is_dir():
         raise DataError("is not a directory", where=str(root), what_next="give a directory of runs with --runs")
     names = [*LOOPBACK_NAMES, host.lower(), *(name.lower() for name in allowed_hosts)] if is_loopback(host) else None
-    app = create_app(RunStore(root), allowed_hosts=names)
+    app = create_app(RunStore(root), allowed_hosts=names, more_metrics=more_metrics)
     with _bind(host, port) as listener:
         config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, ws="none")
         server = uvicorn.Server(config)
@@ -97,17 +99,20 @@ _COLOUR_SCHEME_SCRIPT = """
 """Sets the theme before the first paint. (DMC's pre_render_color_scheme has no hash in csp_hashes().)"""
 
 
-def create_app(store: RunStore, *, allowed_hosts: Sequence[str] | None = None) -> FastAPI:
+def create_app(
+    store: RunStore, *, allowed_hosts: Sequence[str] | None = None, more_metrics: Callable[[], str] = str
+) -> FastAPI:
     """The dashboard's ASGI app over `store`.
 
     Args:
         allowed_hosts: accepted names in a request's Host header; None for all.
+        more_metrics: further lines of /metrics.
     """
     # FastAPI's own documentation pages load scripts from a CDN, so only the bare OpenAPI document is served.
     server = FastAPI(
         title="stepscope", version=__version__, docs_url=None, redoc_url=None, openapi_url="/api/v1/openapi.json"
     )
-    server.include_router(make_api(store))
+    server.include_router(make_api(store, more_metrics))
     refuse_in_one_shape(server)
     dash_app = _make_dash(server, store)
     policy = content_security_policy([*dash_app.csp_hashes(), _hash(_COLOUR_SCHEME_SCRIPT)])

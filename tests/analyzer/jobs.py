@@ -92,6 +92,73 @@ def chain_of_waits() -> list[TraceBuilder]:
     return traces
 
 
+def node_of_a_slow_rank() -> list[TraceBuilder]:
+    """Two nodes of two ranks; three kernels a step, of which rank 1's first two take 300 us more. Before the second and
+    the third a node gathers; after these two the ranks of one place in both nodes reduce, behind what follows.
+
+    When their first reduction ends, rank 0 waits for rank 1 to gather, and rank 2 has done its third kernel.
+    """
+    traces = [TraceBuilder(rank=rank, world_size=4) for rank in range(4)]
+    begin = FIRST_US
+    for step in range(3):
+        ready, reduced = [begin] * 4, [begin] * 4
+        for place in range(3):
+            for node in ((0, 1), (2, 3)) if place else ():
+                left = max(ready[rank] for rank in node) + TRANSFER_US
+                for rank in node:
+                    launch = step * 10 + place
+                    traces[rank].collective("allgather", ready[rank], left, launch=launch, group=node, stream=20)
+                    ready[rank] = left
+            for rank, trace in enumerate(traces):
+                own = 400 if rank == 1 and place < 2 else 100
+                trace.kernel(ready[rank], ready[rank] + own, launch=step * 10 + place)
+                ready[rank] += own
+            for pair in ((0, 2), (1, 3)) if place else ():
+                starts = {rank: max(ready[rank], reduced[rank]) for rank in pair}
+                left = max(starts.values()) + TRANSFER_US
+                for rank in pair:
+                    launch = step * 10 + place
+                    traces[rank].collective("allreduce", starts[rank], left, launch=launch, group=pair, stream=21)
+                    reduced[rank] = left
+        for trace in traces:
+            trace.step(step + 5, step * 10, step * 10 + 10)
+        begin = max(reduced)
+        for rank, trace in enumerate(traces):
+            trace.collective("barrier", reduced[rank], begin + TRANSFER_US, launch=step * 10 + 9, group=(0, 1, 2, 3))
+        begin += TRANSFER_US
+    return traces
+
+
+def prefetched_gathers() -> list[TraceBuilder]:
+    """Two nodes of two ranks; rank 1 loads data 300 us longer in each step. A gather of 50 us runs behind the first of
+    two kernels, except on rank 0, which waits for rank 1 and then for the gather; then ranks of both nodes reduce."""
+    traces = [TraceBuilder(rank=rank, world_size=4) for rank in range(4)]
+    begin = FIRST_US
+    for step in range(4):
+        ready = [begin, begin + 300, begin, begin]
+        launches = [step * 10 + 1, begin + 299, step * 10 + 1, step * 10 + 1]
+        traces[1].annotation("prof.data", begin - 5, begin + 298)
+        for rank, trace in enumerate(traces):
+            trace.step(step + 5, *((begin - 10, begin + 500) if rank == 1 else (step * 10, step * 10 + 10)))
+            node = (0, 1) if rank < 2 else (2, 3)
+            gathered = max(begin + 300 * (other == 1) for other in node) + 50
+            trace.kernel(ready[rank], ready[rank] + 100, launch=launches[rank])
+            trace.collective("allgather", ready[rank], gathered, launch=launches[rank], group=node, stream=20)
+            second = max(ready[rank] + 100, gathered)
+            trace.kernel(second, second + 100, launch=launches[rank])
+            ready[rank] = second + 100
+        for pair in ((0, 2), (1, 3)):
+            left = max(ready[rank] for rank in pair) + TRANSFER_US
+            for rank in pair:
+                traces[rank].collective("allreduce", ready[rank], left, launch=launches[rank], group=pair, stream=21)
+                ready[rank] = left
+        end = max(ready) + TRANSFER_US
+        for rank, trace in enumerate(traces):
+            trace.collective("barrier", ready[rank], end, launch=launches[rank], group=(0, 1, 2, 3))
+        begin = end
+    return traces
+
+
 def pipelined(
     forward_us: Sequence[int],
     backward_us: Sequence[int],

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 from stepscope.cli import main
 from tests.dashboard.live_server import get
 from tests.interrupts import default_interrupt
+from tests.workflow.history.sinks import PageServer, answer
 
 
 def run(*arguments: str) -> int:
@@ -59,3 +62,28 @@ def test_it_serves_until_interrupted(tmp_path: Path) -> None:
         rest = process.stderr.read()
         assert process.wait(timeout=20) == 130
         assert "Traceback" not in rest
+
+
+def test_it_records_agents_meanwhile(tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
+    store = tmp_path / "history"
+    with PageServer(answer(b"a 1\n")) as server:
+        command = [sys.executable, "-m", "stepscope", "dashboard", "--runs", str(tmp_path), "--port", "0"]
+        command += ["--history", str(store), "--agent", server.address, "--interval", "1"]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            while "http://" not in (line := process.stderr.readline()):
+                assert line
+            url = next(word for word in line.split() if word.startswith("http://"))
+            end = time.monotonic() + 30
+            while b'stepscope_history_targets{state="up"} 1\n' not in (page := get(f"{url}/metrics").body):
+                assert time.monotonic() < end
+                time.sleep(0.1)
+            assert b"stepscope_dashboard_store_up 1\n" in page
+            process.terminate()
+            lines = process.stderr.read()
+            assert process.wait(timeout=20) == 0, lines
+    question = [sys.executable, "-m", "stepscope", "history", "query", "a", "--by", "node", "--history", str(store)]
+    asked = subprocess.run([*question, "--json"], capture_output=True, text=True, check=True)
+    (group,) = json.loads(asked.stdout)["groups"]
+    assert (group["labels"], group["last"]) == ({"instance": server.address}, 1.0)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import click
 import pytest
 
 from stepscope.cli import main
-from stepscope.cli.runs import _Age, _Size
 from tests.workflow.stored_runs.kept_runs import write_run
 
 
@@ -86,28 +84,3 @@ def test_a_run_that_cannot_be_deleted_exits_with_3(
     monkeypatch.setattr(Path, "rename", refused)
     assert _run("prune", str(tmp_path), "--run", "old", "--yes") == 3
     assert "1 run could not be deleted" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("text", "num_bytes"),
-    [("0", 0), ("500GB", 500 * 10**9), ("1.5TiB", 3 * 2**39), ("10G", 10 * 2**30), ("7 kb", 7000), ("12b", 12)],
-)
-def test_sizes(text: str, num_bytes: int) -> None:
-    assert _Size().convert(text, None, None) == num_bytes
-
-
-@pytest.mark.parametrize(("text", "seconds"), [("30d", 2_592_000.0), ("90min", 5400.0), ("2w", 1_209_600.0)])
-def test_ages(text: str, seconds: float) -> None:
-    assert _Age().convert(text, None, None) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "30", "30m", "-1d", "1e9d", "d"])
-def test_what_is_no_age(text: str) -> None:
-    with pytest.raises(click.BadParameter):
-        _Age().convert(text, None, None)
-
-
-@pytest.mark.parametrize("text", ["", "GB", "-5GB", "5iB", "5XB", "nan"])
-def test_what_is_no_size(text: str) -> None:
-    with pytest.raises(click.BadParameter):
-        _Size().convert(text, None, None)

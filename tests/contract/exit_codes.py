@@ -26,6 +26,7 @@ from stepscope.core.errors import (
     UsageError,
 )
 from stepscope.reference_workloads.processes import RankFailedError
+from stepscope.store.history.prometheus_api import TooMuchError
 from stepscope.store.runs import NotAnalysedError, UnknownRunError
 from stepscope.workflow.fan_out.tasks import KilledError
 from stepscope.workflow.inputs.paths import OnlyRunError
@@ -49,6 +50,7 @@ _ERRORS: tuple[type[StepscopeError], ...] = (
     OnlyRunError,
     RankFailedError,
     AddressInUseError,
+    TooMuchError,
     UnknownRunError,
     UnsafePickleError,
     UnusableViewError,

@@ -13,6 +13,7 @@ from unittest import mock
 from stepscope.agent.exporter.exposition import CATALOGUE, LabelTexts, MetricFamilies, MetricSeries
 from stepscope.agent.exporter.metrics_page import DcgmNames, MetricsPage, dcgm_series
 from stepscope.core.metrics import Metric
+from stepscope.core.metrics.history import HISTORY_METRICS
 from stepscope.core.metrics.readings import GPU_LABELS, Reading, labels_of
 from stepscope.dashboard.api import make_api
 from stepscope.store.runs import RunStore
@@ -39,6 +40,9 @@ def metrics() -> dict[str, dict[str, str]]:
         },
         "read from a dcgm-exporter": _read_from_dcgm(),
         "dashboard": _dashboard(),
+        "recorder of the metric history": {
+            one.name: f"{one.kind} {{{', '.join(one.labels)}}}" for one in HISTORY_METRICS
+        },
         "training, OpenTelemetry": _opentelemetry(),
         "training, Weights & Biases": _wandb(),
         "training, MLflow": _mlflow(),

@@ -23,8 +23,10 @@ from stepscope.core.vocabulary import Cause, GoodputClass, Reason, TimeCategory
 from stepscope.reference_workloads.estimate.memory import EstimatedMemoryCategory as PlannedCategory
 from stepscope.reference_workloads.injections.catalogue import INJECTIONS
 from stepscope.reference_workloads.suite.score import CaseOutcome as SuiteOutcome
+from stepscope.store.history.questions import HistoryEventKind
 from stepscope.store.runs import RunStatus
 from stepscope.training.captures.schedule import ProfilerState
+from stepscope.workflow.history.episodes import GapReason
 
 _KINDS: dict[str, type[Enum]] = {
     "agent's setting: origin": SettingOrigin,
@@ -43,6 +45,8 @@ _KINDS: dict[str, type[Enum]] = {
     "health: severity": Severity,
     "health: state": HealthState,
     "health: class of an XID": XidClass,
+    "history: event": HistoryEventKind,
+    "history: gap": GapReason,
     "job: kind": JobKind,
     "job: share": Share,
     "job: source": JobSource,

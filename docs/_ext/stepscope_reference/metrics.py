@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from stepscope.core.metrics import DefaultSeries, Metric
 from stepscope.core.metrics.agent import AGENT_METRICS, FLEET_METRICS, HEALTH_METRICS, JOB_METRICS, TRAINING_METRICS
 from stepscope.core.metrics.gpu import FABRIC_METRICS, GPU_METRICS
+from stepscope.core.metrics.history import HISTORY_METRICS
 from stepscope.core.metrics.host import HOST_METRICS
 from stepscope.core.metrics.readings import MissingReason
 from stepscope_reference.fields import member_texts
@@ -53,6 +54,8 @@ def metrics() -> str:
             " `stepscope_agent_missing`, `/api/v1/node` and `stepscope agent check`.\n\n"
             f"{table(('reason', 'meaning, and what to do'), reasons)}",
             *(f"## {title}\n\n{_agent_table(of_section)}" for title, of_section in SECTIONS.items()),
+            "## Recorder of the metric history\n\nOn its own page, `stepscope history run --listen`.\n\n"
+            f"{_history_table()}",
             *(f"## {title}\n\n{_name_table(names[source])}" for source, title in _OTHERS.items()),
         ]
     )
@@ -64,6 +67,11 @@ def _agent_table(of_section: Iterable[Metric]) -> str:
         (code(m.name), m.kind, ", ".join(m.labels), text(m.help), _dcgm(m), _DEFAULTS[m.default]) for m in of_section
     ]
     return table(titles, rows)
+
+
+def _history_table() -> str:
+    rows = [(code(m.name), m.kind, ", ".join(m.labels), text(m.help)) for m in HISTORY_METRICS]
+    return table(("metric", "type", "labels", "what"), rows)
 
 
 def _dcgm(metric: Metric) -> str:

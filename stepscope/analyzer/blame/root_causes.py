@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from statistics import median, median_low
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.blame.waits import AttributedWait
+from stepscope.analyzer.blame.waits import AttributedWaits
 from stepscope.analyzer.ledger.segments import CAUSE_CODE, CAUSE_ORDER, TO_ATTRIBUTE, TimeTable
 from stepscope.analyzer.rank_view import RankView
 from stepscope.analyzer.resampling import resampled_places
@@ -23,12 +23,39 @@ NAMED_RANK_SHARE = 0.25
 def ranks_to_name(contribution: Mapping[int, float]) -> list[int]:
     """The ranks to name, worst first.
 
+    What the median rank has as well names nobody, unless that rank is to be named itself.
+
     Args:
         contribution: by rank, in any unit.
     """
     worst = max(contribution.values(), default=0)
-    named = [rank for rank, own in contribution.items() if own > 0 and own >= NAMED_RANK_SHARE * worst]
+    usual = median_low(contribution.values()) if contribution else 0
+    usual = usual if usual < NAMED_RANK_SHARE * worst else 0
+    least = usual + NAMED_RANK_SHARE * (worst - usual)
+    named = [rank for rank, own in contribution.items() if own > 0 and own >= least]
     return sorted(named, key=lambda rank: (-contribution[rank], rank))
+
+
+CLEARLY_MORE = 1.5
+"""Least ratio of the named ranks' own time in a cause to the median rank's for others to be named beside them."""
+
+
+def ranks_as_bad(named: Sequence[int], own: Mapping[int, float]) -> list[int]:
+    """The ranks not named that have a cause as much as the named ones, worst first.
+
+    Of several ranks that are late for one reason (a node whose disk is slow) the others wait for the last alone;
+    without its delay they would wait for the next.
+
+    Args:
+        own: by rank, its own time in the cause, without waiting.
+    """
+    if not named or len(named) == len(own):
+        return []
+    usual, bad = median(own.values()), median(own[rank] for rank in named)
+    if bad < CLEARLY_MORE * usual:
+        return []
+    others = [rank for rank in own.keys() - set(named) if 0 < own[rank] >= (usual + bad) / 2]
+    return sorted(others, key=lambda rank: (-own[rank], rank))
 
 
 NUM_RESAMPLES = 1000
@@ -46,6 +73,7 @@ class CauseTable(NamedTuple):
         time_ns: shape (steps, causes), nanoseconds; steps by their place in the window.
         step_ns: shape (steps,), sum of the ranks' step lengths.
         caused_ns: by cause, nanoseconds by the rank that caused them.
+        own_ns: by cause, nanoseconds by the rank that had them, without waiting.
         waited_ns: by cause, the part of it that is attributed waiting; shape (causes,).
         num_whole: number of first steps that are whole on every rank; at least 1.
     """
@@ -53,6 +81,7 @@ class CauseTable(NamedTuple):
     time_ns: npt.NDArray[np.float64]
     step_ns: npt.NDArray[np.float64]
     caused_ns: dict[Cause, dict[int, float]]
+    own_ns: dict[Cause, dict[int, float]]
     waited_ns: npt.NDArray[np.float64]
     num_whole: int
 
@@ -79,11 +108,12 @@ class CauseTable(NamedTuple):
 
     def ranks_of(self, cause: Cause) -> list[int]:
         """Ranks that caused it, worst first."""
-        return ranks_to_name(self.caused_ns.get(cause, {}))
+        named = ranks_to_name(self.caused_ns.get(cause, {}))
+        return named + ranks_as_bad(named, self.own_ns[cause])
 
 
 def cause_table(
-    views: Mapping[int, RankView], waits: Sequence[AttributedWait], heavy: Mapping[int, Mapping[int, float]]
+    views: Mapping[int, RankView], waits: AttributedWaits, heavy: Mapping[int, Mapping[int, float]]
 ) -> CauseTable:
     """Sum up own causes and attributed waits, step by step.
 
@@ -95,6 +125,7 @@ def cause_table(
     time = np.zeros((num_steps, len(CAUSE_ORDER)))
     length = np.zeros(num_steps)
     caused: dict[Cause, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    own_ns: dict[Cause, dict[int, float]] = {cause: {} for cause in CAUSE_ORDER}
     for rank, view in views.items():
         bounds = view.step_bounds_ns
         table = TimeTable(view.segments, view.segments.cause, TO_ATTRIBUTE + 1).between(bounds[:-1], bounds[1:])
@@ -103,17 +134,14 @@ def cause_table(
         length[: len(own)] += np.diff(bounds)
         for code, nanoseconds in enumerate(own.sum(axis=0).tolist()):
             cause = CAUSE_ORDER[code]
+            own_ns[cause][rank] = nanoseconds
             for causing, share in _causing_ranks(cause, rank, heavy).items():
                 caused[cause][causing] += nanoseconds * share
-    begins = {rank: view.window.boundary_ns.tolist() for rank, view in views.items()}
-    waited = np.zeros(len(CAUSE_ORDER))
-    for wait in waits:
-        step = max(bisect_right(begins[wait.rank], wait.start_ns) - 1, 0)
-        for (cause, causing), nanoseconds in wait.shares.items():
-            time[step, CAUSE_CODE[cause]] += nanoseconds
-            waited[CAUSE_CODE[cause]] += nanoseconds
-            caused[cause][causing] += nanoseconds
-    return CauseTable(time, length, caused, waited, num_whole)
+    time += waits.time_ns
+    for code, place in zip(*np.nonzero(waits.caused_ns), strict=True):
+        caused[CAUSE_ORDER[code]][waits.ranks[place]] += float(waits.caused_ns[code, place])
+    waited = waits.time_ns.sum(axis=0)
+    return CauseTable(time, length, caused, own_ns, waited, num_whole)
 
 
 def _causing_ranks(cause: Cause, rank: int, heavy: Mapping[int, Mapping[int, float]]) -> Mapping[int, float]:

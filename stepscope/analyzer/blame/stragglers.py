@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from statistics import median
 from typing import NamedTuple
 
@@ -18,7 +19,8 @@ SLOWER_THRESHOLD = 1.05
 """Lowest ratio of a rank's compute to its peers' that is a difference (docs/explanation/how-numbers-are-made.md)."""
 
 SAME_RANK_SHARE = 2 / 3
-"""The slowest rank of this share of the steps is a straggler; if it changes more often, the work is uneven."""
+"""The slowest rank of this share of the steps is a straggler; if it changes more often, the work is uneven. Slower
+stragglers than it are left out, and of two slower ranks that are equal each is the slowest."""
 
 
 class RankWork(NamedTuple):
@@ -48,16 +50,52 @@ def flops_above_peers(late: RankWork, peers: Sequence[RankWork]) -> float | None
     flops = [peer.flops for peer in peers if peer.flops]
     if not late.flops or not flops or len(flops) < len(peers) or not late.call_ms:
         return None
+    ratio = late.flops / median(flops)
+    if ratio < SLOWER_THRESHOLD:
+        return None
     for peer in peers:
         other = sum(own for call, own in peer.call_ms.items() if call not in late.call_ms)
         if not peer.call_ms or other < MOSTLY_OTHER_SHAPES * sum(peer.call_ms.values()):
             return None
-    ratio = late.flops / median(flops)
-    return ratio if ratio >= SLOWER_THRESHOLD else None
+    return ratio
 
 
 MOSTLY_MORE_WORK = 0.5
 """Least part of a rank's longer compute that its FLOPs explain, for its work to be uneven and not the rank slow."""
+
+
+class _Peers:
+    """Compute of the ranks of one role, which should do the same work."""
+
+    def __init__(self, compute_ns: Mapping[int, npt.NDArray[np.float64]]) -> None:
+        self.place = {rank: place for place, rank in enumerate(compute_ns)}
+        self.mean_ns = np.array([own.mean() for own in compute_ns.values()])
+        num_steps = min(len(own) for own in compute_ns.values())
+        self.by_step_ns = np.array([own[:num_steps] for own in compute_ns.values()], np.float64)
+
+    def usual_ns(self, rank: int) -> float:
+        """Median of the other ranks' mean step."""
+        return float(np.median(np.delete(self.mean_ns, self.place[rank])))
+
+    def is_slower(self, rank: int) -> bool:
+        return bool(self.mean_ns[self.place[rank]] >= SLOWER_THRESHOLD * self.usual_ns(rank))
+
+    @cached_property
+    def stragglers(self) -> frozenset[int]:
+        """The ranks that are the slowest in most steps, without those that are slower and so as well."""
+        slower = sorted(filter(self.is_slower, self.place), key=lambda rank: -self.mean_ns[self.place[rank]])
+        left = np.ones(len(self.place), np.bool_)
+        reached_ns = self.by_step_ns.copy()
+        reached_ns[[self.place[rank] for rank in slower]] /= SLOWER_THRESHOLD  # equal ones are each the slowest
+        found = []
+        for rank in slower:
+            place = self.place[rank]
+            left[place] = False
+            if not left.any() or np.mean(self.by_step_ns[place] >= reached_ns[left].max(axis=0)) >= SAME_RANK_SHARE:
+                found.append(rank)
+            else:
+                left[place] = True
+        return frozenset(found)
 
 
 class ComputeComparison:
@@ -75,9 +113,12 @@ class ComputeComparison:
         role: Mapping[int, int],
         work: Mapping[int, RankWork] | None = None,
     ) -> None:
-        self._compute_ns = compute_ns
         self._role = role
         self._work = work or {}
+        self._peers = {
+            own: _Peers({rank: steps for rank, steps in compute_ns.items() if role[rank] == own})
+            for own in {role[rank] for rank in compute_ns}
+        }
         self._causes: dict[tuple[int, int | None], Cause] = {}
 
     def cause(self, late: int, waiting: int) -> Cause:
@@ -90,36 +131,30 @@ class ComputeComparison:
     def _compare(self, late: int, waiting: int) -> Cause:
         if self._role[late] != self._role[waiting]:
             return Cause.IMBALANCE if self._mean(late) >= SLOWER_THRESHOLD * self._mean(waiting) else Cause.UNEXPLAINED
-        peers = [rank for rank in self._compute_ns if self._role[rank] == self._role[late] and rank != late]
-        if self._mean(late) < SLOWER_THRESHOLD * float(np.median([self._mean(rank) for rank in peers])):
-            return self._changing(late, peers)
+        peers = self._peers[self._role[late]]
+        if not peers.is_slower(late):
+            return _changing(late, peers)
         if self._has_more_work(late, peers):
             return Cause.IMBALANCE
-        return Cause.STRAGGLER if self._share_slowest(late, peers) >= SAME_RANK_SHARE else Cause.IMBALANCE
+        return Cause.STRAGGLER if late in peers.stragglers else Cause.IMBALANCE
 
-    def _has_more_work(self, late: int, peers: list[int]) -> bool:
+    def _has_more_work(self, late: int, peers: _Peers) -> bool:
         """Whether larger batches explain most of a rank's longer compute."""
-        if not {late, *peers} <= self._work.keys():
+        if not peers.place.keys() <= self._work.keys():
             return False
-        more = flops_above_peers(self._work[late], [self._work[rank] for rank in peers])
-        usual_ns = float(np.median([self._mean(rank) for rank in peers]))
+        more = flops_above_peers(self._work[late], [self._work[rank] for rank in peers.place if rank != late])
+        usual_ns = peers.usual_ns(late)
         return more is not None and (more - 1.0) * usual_ns >= MOSTLY_MORE_WORK * (self._mean(late) - usual_ns)
 
-    def _changing(self, late: int, peers: list[int]) -> Cause:
-        """Cause where the rank is no slower on average: imbalance if it is in some steps, as with uneven batches."""
-        own, others = self._by_step(late, peers)
-        return Cause.IMBALANCE if np.any(own >= SLOWER_THRESHOLD * np.median(others, axis=0)) else Cause.UNEXPLAINED
-
-    def _share_slowest(self, late: int, peers: list[int]) -> float:
-        own, others = self._by_step(late, peers)
-        return float(np.mean(own >= others.max(axis=0)))
-
-    def _by_step(self, late: int, peers: list[int]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        steps = min(len(self._compute_ns[rank]) for rank in (late, *peers))
-        return self._compute_ns[late][:steps], np.array([self._compute_ns[rank][:steps] for rank in peers])
-
     def _mean(self, rank: int) -> float:
-        return float(self._compute_ns[rank].mean())
+        peers = self._peers[self._role[rank]]
+        return float(peers.mean_ns[peers.place[rank]])
+
+
+def _changing(late: int, peers: _Peers) -> Cause:
+    """Cause where the rank is no slower on average: imbalance if it is in some steps, as with uneven batches."""
+    own, others = peers.by_step_ns[peers.place[late]], np.delete(peers.by_step_ns, peers.place[late], axis=0)
+    return Cause.IMBALANCE if np.any(own >= SLOWER_THRESHOLD * np.median(others, axis=0)) else Cause.UNEXPLAINED
 
 
 MIN_EXPLAINED = 0.5

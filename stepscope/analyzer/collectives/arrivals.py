@@ -139,8 +139,10 @@ def split_communication(view: RankView, arrivals: Mapping[CallId, Arrival]) -> R
     in which the host was late anyway keeps the host's cause, transfer does not.
     """
     segments = view.segments
-    transfer, unknown, waiting = _by_state(view, arrivals)
     alone = segments.category == CATEGORY_CODE[TimeCategory.COMMUNICATION_UNSPLIT]
+    if not alone.any():
+        return view
+    transfer, unknown, waiting = _by_state(view, arrivals)
     others = Intervals(segments.start_ns[~alone], segments.end_ns[~alone])
     parts = [CategorySpans(others, segments.category[~alone], segments.cause[~alone])]
     time = segments.intervals_of(TimeCategory.COMMUNICATION_UNSPLIT)
@@ -191,6 +193,11 @@ def _by_state(view: RankView, arrivals: Mapping[CallId, Arrival]) -> tuple[Inter
         spans[2].append((call.exposed_from_ns, arrived))
     transfer, unknown, waiting = (union([s for s, _ in part], [e for _, e in part]) for part in spans)
     return transfer, unknown, waiting
+
+
+def transfer_time(view: RankView, arrivals: Mapping[CallId, Arrival]) -> Intervals:
+    """Collectives: the time in which some call of a rank transferred, hidden or not."""
+    return _by_state(view, arrivals)[0]
 
 
 class CallColumns(NamedTuple):

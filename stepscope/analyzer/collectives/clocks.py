@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.collectives.calls import SYNCHRONIZING_KINDS, Call, Matches
+from stepscope.analyzer.collectives.calls import SYNCHRONIZING_KINDS, Call, CallId, Matches
 
 Pair = tuple[str, str]
 """Two hosts, in order of their names."""
@@ -336,9 +336,19 @@ def machine_of_rank(
     for rank, name in host_of_rank.items():
         if name is not None:
             ranks_of[name].append(rank)
+    shared: dict[str, list[dict[int, CallId]]] = defaultdict(list)
+    for match in matches.collectives:
+        of_host: dict[str, dict[int, CallId]] = defaultdict(dict)
+        for rank, call in match.items():
+            if (name := host_of_rank.get(rank)) is not None:
+                of_host[name][rank] = call
+        for name, calls in of_host.items():
+            if len(calls) > 1:
+                shared[name].append(calls)
     machine = dict(host_of_rank)
     for name, ranks in ranks_of.items():
-        clusters = _clusters(calls_of_rank, matches, sorted(ranks), largest_offset_ns) if len(ranks) > 1 else []
+        own = replace(matches, collectives=shared[name])
+        clusters = _clusters(calls_of_rank, own, sorted(ranks), largest_offset_ns) if len(ranks) > 1 else []
         for number, cluster in enumerate(clusters[1:], start=2):
             machine |= dict.fromkeys(cluster, f"{name} (machine {number})")
     return machine
@@ -348,12 +358,8 @@ def _clusters(
     calls_of_rank: Mapping[int, list[Call]], matches: Matches, ranks: Sequence[int], largest_offset_ns: float
 ) -> list[list[int]]:
     """Ranks by clock, those of the lowest rank first; all together unless their ends contradict that."""
-    chosen = set(ranks)
-    own = [{rank: call for rank, call in match.items() if rank in chosen} for match in matches.collectives]
     names = {rank: f"{rank:09d}" for rank in ranks}
-    pairs = _clock_offsets_by_ends(
-        calls_of_rank, replace(matches, collectives=[m for m in own if len(m) > 1]), names, 0
-    )
+    pairs = _clock_offsets_by_ends(calls_of_rank, matches, names, 0)
     are_apart = any(abs(p.ahead_ns) > max(SAME_CLOCK_NS, MIN_OFFSET_SPREADS * p.residual_ns) for p in pairs.values())
     if not are_apart or any(abs(pair.ahead_ns) > largest_offset_ns for pair in pairs.values()):
         return [list(ranks)]

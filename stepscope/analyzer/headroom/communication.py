@@ -24,7 +24,7 @@ from stepscope.analyzer.job_time.loss import REPLAY
 from stepscope.analyzer.what_if import changed_communication as changed
 from stepscope.analyzer.what_if.changed_communication import TransferCost
 from stepscope.analyzer.what_if.pipeline_schedule import MAX_MODEL_ERROR
-from stepscope.analyzer.what_if.predictions import MAX_SLOTS
+from stepscope.analyzer.what_if.predictions import max_slots
 from stepscope.analyzer.what_if.replay import ReplayModel, Scenario
 from stepscope.core.documents.analysis import Analysis, Headroom, PredictedFix, Verdict
 from stepscope.core.text.numbers import counted
@@ -120,7 +120,7 @@ def exchange_of(facts: JobFacts) -> Exchange | None:
     if len(facts.views) < 2 or facts.replay is None or not any(view.calls for view in facts.views.values()):
         return None
     model = facts.replay()
-    if model is None or model.graph.num_slots > MAX_SLOTS:
+    if model is None or model.graph.num_slots > max_slots():
         return None
     replayed_ms, measured_ms = model.step_ms(model.base), model.measured_ms()
     if min(replayed_ms, measured_ms) <= 0 or abs(replayed_ms / measured_ms - 1) > MAX_MODEL_ERROR:

@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from stepscope.analyzer.intervals import Nanoseconds, covered_time, union
 from stepscope.analyzer.ledger.activities import Work
-from stepscope.analyzer.what_if.job_graph import GraphLayout, JobGraph, Nodes
+from stepscope.analyzer.what_if.graph_layout import GraphLayout, Nodes
+from stepscope.analyzer.what_if.job_graph import JobGraph
 from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN, HOST_WORK, DeviceWork
 from stepscope.analyzer.what_if.replay import ReplayModel, Scenario
 from stepscope.core.vocabulary import Cause, Reason

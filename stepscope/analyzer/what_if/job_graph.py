@@ -7,132 +7,28 @@ predecessors is preceded by slots that each take the later of two, so that a rep
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
-from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.collectives.calls import (
-    FROM_ROOT_KINDS,
-    SYNCHRONIZING_KINDS,
-    TO_ROOT_KINDS,
-    Call,
-    CallId,
-    Matches,
-)
+from stepscope.analyzer.collectives.calls import Call, Matches
 from stepscope.analyzer.intervals import Nanoseconds
-from stepscope.analyzer.what_if.rank_graph import Edges, Mask, RankGraph
+from stepscope.analyzer.what_if.graph_layout import (
+    ORIGIN,
+    EdgeBlock,
+    EdgeKind,
+    GraphLayout,
+    Nodes,
+    RankPart,
+    edge_block,
+    joined_blocks,
+)
+from stepscope.analyzer.what_if.rank_graph import Edges, RankGraph
+from stepscope.analyzer.what_if.transfer_edges import transfer_edges
 from stepscope.trace.columns import NONE
 from stepscope.trace.rows import sorted_order
-
-Nodes = npt.NDArray[np.int64]
-_Scalar = TypeVar("_Scalar", bound="np.generic[Any]")
-
-ORIGIN = 0
-"""Node at the beginning of time."""
-
-
-class EdgeKind(IntEnum):
-    """Kind of a dependency edge, which decides how a scenario changes its weight."""
-
-    FIXED = 0
-    """from the origin: history, at its measured time"""
-    HOST = 1
-    """from the return of one call to the return of the next"""
-    ORDER = 2
-    """between calls of one thread"""
-    LAUNCH = 3
-    STREAM = 4
-    EVENT = 5
-    BLOCKING = 6
-    QUEUE = 7
-    TRANSFER = 8
-
-
-@dataclass(frozen=True, slots=True)
-class EdgeBlock:
-    """Dependency edges of one kind, parallel arrays.
-
-    Attributes:
-        source, target: nodes.
-        base_ns: weight without the duration of the activity in `carries`.
-        carries: activity whose duration is part of the weight, or NONE.
-        item: index into the scenario's array that changes the weight: the call (HOST, BLOCKING), the communication
-            (TRANSFER), the following activity (STREAM); else NONE.
-    """
-
-    kind: EdgeKind
-    source: Nodes
-    target: Nodes
-    base_ns: Nanoseconds
-    carries: Nodes
-    item: Nodes
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def only(self, kept: Mask) -> EdgeBlock:
-        """The edges for which `kept` is true."""
-        columns = (self.source, self.target, self.base_ns, self.carries, self.item)
-        return EdgeBlock(self.kind, *(column[kept] for column in columns))
-
-
-class RankPart(NamedTuple):
-    """One rank in the job graph's arrays: where its items begin, and its clock minus the job's."""
-
-    rank: int
-    graph: RankGraph
-    first_call: int
-    first_activity: int
-    first_communication: int
-    offset_ns: int
-
-    @property
-    def calls(self) -> slice:
-        """Its host calls among those of all ranks."""
-        return slice(self.first_call, self.first_call + len(self.graph.host))
-
-    @property
-    def activities(self) -> slice:
-        return slice(self.first_activity, self.first_activity + len(self.graph.device))
-
-    @property
-    def communications(self) -> slice:
-        count = int(np.count_nonzero(self.graph.device.call != NONE))
-        return slice(self.first_communication, self.first_communication + count)
-
-
-class GraphLayout(NamedTuple):
-    """Numbering of the items of all ranks in a job graph, one rank after another.
-
-    Nodes are the origin, then calls, then starts of activities, then ends of communications.
-    """
-
-    parts: dict[int, RankPart]
-    num_calls: int
-    num_activities: int
-    activity_of_communication: Nodes
-    communication_of_activity: Nodes
-
-    @property
-    def num_nodes(self) -> int:
-        return 1 + self.num_calls + self.num_activities + len(self.activity_of_communication)
-
-    def joined(self, column: Callable[[RankGraph], npt.NDArray[_Scalar]]) -> npt.NDArray[_Scalar]:
-        """A column of all ranks' graphs, in the numbering of the items."""
-        return np.concatenate([column(part.graph) for part in self.parts.values()])
-
-    def call_nodes(self, calls: npt.ArrayLike) -> Nodes:
-        return np.asarray(calls, np.int64) + 1
-
-    def start_nodes(self, activities: npt.ArrayLike) -> Nodes:
-        return np.asarray(activities, np.int64) + 1 + self.num_calls
-
-    def end_nodes(self, communications: npt.ArrayLike) -> Nodes:
-        return np.asarray(communications, np.int64) + 1 + self.num_calls + self.num_activities
 
 
 def _lay_out(graphs: Mapping[int, RankGraph], offsets_ns: Mapping[int, int]) -> GraphLayout:
@@ -170,15 +66,15 @@ def _rank_blocks(layout: GraphLayout, part: RankPart, origin_ns: int) -> list[Ed
     before_call = np.where(follows_one, calls[host.follows], ORIGIN)
     ends = layout.end_nodes(layout.communication_of_activity[part.first_activity + communicates])
     return [
-        _block(EdgeKind.HOST, before_call, calls, opens, item=numbers),
-        _block(EdgeKind.ORDER, calls[host.follows_own[own_order]], calls[own_order], 0),
-        _block(EdgeKind.FIXED, ORIGIN, starts[history], device.start_ns[history] - shift),
-        _block(EdgeKind.FIXED, ORIGIN, ends, device.end_ns[communicates] - shift),
-        _block(EdgeKind.LAUNCH, calls[device.launched_by[launched]], starts[launched], graph.launch_ns),
+        edge_block(EdgeKind.HOST, before_call, calls, opens, item=numbers),
+        edge_block(EdgeKind.ORDER, calls[host.follows_own[own_order]], calls[own_order], 0),
+        edge_block(EdgeKind.FIXED, ORIGIN, starts[history], device.start_ns[history] - shift),
+        edge_block(EdgeKind.FIXED, ORIGIN, ends, device.end_ns[communicates] - shift),
+        edge_block(EdgeKind.LAUNCH, calls[device.launched_by[launched]], starts[launched], graph.launch_ns),
         _after(layout, part, EdgeKind.STREAM, graph.streams, starts, graph.stream_gap_ns),
         _after(layout, part, EdgeKind.EVENT, graph.events, starts, graph.event_ns),
         _after(layout, part, EdgeKind.BLOCKING, graph.blocking, calls, graph.blocking_ns),
-        _block(EdgeKind.QUEUE, starts[graph.queue.source], calls[graph.queue.target], 0),
+        edge_block(EdgeKind.QUEUE, starts[graph.queue.source], calls[graph.queue.target], 0),
     ]
 
 
@@ -199,82 +95,7 @@ def _after(
     nodes = np.where(is_communication, layout.end_nodes(communication), layout.start_nodes(source))
     carries = np.where(is_communication, NONE, source)
     item = (part.first_call if is_blocking else part.first_activity) + edges.target
-    return _block(kind, nodes, targets[edges.target], base, carries=carries, item=item)
-
-
-def _transfer_block(
-    layout: GraphLayout, calls_of_rank: Mapping[int, Sequence[Call]], matches: Matches
-) -> tuple[EdgeBlock, Nanoseconds, int]:
-    """Edges that let each communication end one transfer after the last arrival that it needs.
-
-    Returns:
-        The edges; the transfer of each communication, ns; and the number of communications without a partner, whose
-        measured duration counts as transfer.
-    """
-    needed = _needed(calls_of_rank, matches)
-    history = layout.joined(lambda graph: graph.device.is_history)
-    source: list[int] = []
-    target: list[int] = []
-    transfer: list[int] = []
-    unmatched = 0
-    for rank, part in layout.parts.items():
-        for place, call in enumerate(calls_of_rank[rank]):
-            number = part.first_communication + place
-            others = [
-                other
-                for other in needed.get(CallId(rank, place), ())
-                if other.rank in layout.parts and calls_of_rank[other.rank][other.place].start_ns <= call.end_ns
-            ]
-            is_history = history[layout.activity_of_communication[part.first_communication + place]]
-            unmatched += not others and not is_history and (call.group is None or len(call.group) > 1)
-            arrival = max([call.start_ns, *(calls_of_rank[o.rank][o.place].start_ns for o in others)])
-            transfer.append(call.end_ns - arrival)
-            for one in {CallId(rank, place), *others}:
-                source.append(layout.parts[one.rank].first_communication + one.place)
-                target.append(number)
-    sources, targets = np.array(source, np.int64), np.array(target, np.int64)
-    starts = layout.start_nodes(layout.activity_of_communication[sources])
-    block = _block(EdgeKind.TRANSFER, starts, layout.end_nodes(targets), 0, item=targets)
-    block = block.only(~history[layout.activity_of_communication[block.item]])  # history keeps its measured times
-    return block, np.array(transfer, np.int64), unmatched
-
-
-def _needed(calls_of_rank: Mapping[int, Sequence[Call]], matches: Matches) -> dict[CallId, list[CallId]]:
-    """Arrivals that each call needs: of all members where its kind synchronises, else of the root, or at the root of
-    all; for a point-to-point call, of its partners."""
-    needed: dict[CallId, list[CallId]] = dict(matches.peers)
-    for match in matches.collectives:
-        calls = {rank: calls_of_rank[rank][call.place] for rank, call in match.items()}
-        kinds = {call.kind for call in calls.values()}
-        roots = {call.root for call in calls.values()}
-        if kinds <= SYNCHRONIZING_KINDS:
-            needed.update({call: list(match.values()) for call in match.values()})
-        elif kinds <= FROM_ROOT_KINDS and len(roots) == 1 and (root := roots.pop()) in match:
-            needed.update({call: [match[root]] for call in match.values()})
-        elif kinds <= TO_ROOT_KINDS and len(roots) == 1 and (root := roots.pop()) in match:
-            needed.update({call: [call] for call in match.values()} | {match[root]: list(match.values())})
-    return needed
-
-
-def _block(
-    kind: EdgeKind,
-    source: npt.ArrayLike,
-    target: Nodes,
-    base_ns: npt.ArrayLike,
-    *,
-    carries: Nodes | None = None,
-    item: Nodes | None = None,
-) -> EdgeBlock:
-    size = len(target)
-    none = np.full(size, NONE, np.int64)
-    return EdgeBlock(
-        kind,
-        np.broadcast_to(np.asarray(source, np.int64), size),
-        target,
-        np.broadcast_to(np.asarray(base_ns, np.int64), size),
-        none if carries is None else carries,
-        none if item is None else item,
-    )
+    return edge_block(kind, nodes, targets[edges.target], base, carries=carries, item=item)
 
 
 NEVER = -(2**60)
@@ -326,17 +147,22 @@ def join_ranks(
     layout = _lay_out(graphs, offsets_ns)
     parts = layout.parts.values()
     origin = min(min(p.graph.host.opens_ns, int(p.graph.device.start_ns.min())) - p.offset_ns for p in parts)
-    transfers, transfer_ns, unmatched = _transfer_block(layout, calls_of_rank, matches)
-    blocks = [block for part in parts for block in _rank_blocks(layout, part, origin)] + [transfers]
-    starts = np.concatenate([p.graph.device.start_ns - p.offset_ns for p in parts])
-    ends = np.concatenate([p.graph.device.end_ns - p.offset_ns for p in parts])
+    starts = np.concatenate([p.graph.device.start_ns - p.offset_ns for p in parts]) - origin
+    ends = np.concatenate([p.graph.device.end_ns - p.offset_ns for p in parts]) - origin
     communication = layout.activity_of_communication
     last = np.maximum(ends[communication], starts[communication] + 1)  # ends no earlier than just after its start
-    measured = [*(p.graph.host.key_ns - p.offset_ns for p in parts), starts, last]
-    key = np.concatenate(([NEVER], np.concatenate(measured) - origin))
+    transfers = transfer_edges(layout, calls_of_rank, matches, starts, last)
+    layout = layout._replace(num_arrivals=len(transfers.key))
+    of_ranks = zip(*(_rank_blocks(layout, part, origin) for part in parts), strict=True)
+    blocks = [*map(joined_blocks, of_ranks), transfers.edges, transfers.arrivals]
+    returned = np.concatenate([p.graph.host.key_ns - p.offset_ns for p in parts]) - origin
+    key = np.concatenate(([NEVER], returned, starts, last, transfers.key))
     place = np.empty(layout.num_nodes, np.int64)
-    phase = np.repeat([0, 2, 1], [1 + layout.num_calls, layout.num_activities, len(layout.activity_of_communication)])
-    order = sorted_order(key, phase)  # at the same instant calls return, then communications end, then activities start
+    # at the same instant calls return, then communications end, then activities start, then the last has arrived
+    phase = np.repeat(
+        [0, 2, 1, 3], [1 + layout.num_calls, layout.num_activities, len(communication), layout.num_arrivals]
+    )
+    order = sorted_order(key, phase)
     place[order] = np.arange(layout.num_nodes)
     cut = max(int(place[end_of_steps(layout, rank)].max()) for rank in layout.parts)
     edges = [block.only((place[block.source] < place[block.target]) & (place[block.target] <= cut)) for block in blocks]
@@ -351,8 +177,8 @@ def join_ranks(
         origin_ns=origin,
         host_ns=layout.joined(lambda graph: graph.host.work_ns),
         duration_ns=layout.joined(lambda graph: graph.device.duration_ns),
-        transfer_ns=transfer_ns,
-        num_unmatched=unmatched,
+        transfer_ns=transfers.transfer_ns,
+        num_unmatched=transfers.num_unmatched,
     )
 
 

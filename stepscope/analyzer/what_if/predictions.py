@@ -20,7 +20,7 @@ from stepscope.analyzer.blame.root_causes import ranks_to_name
 from stepscope.analyzer.what_if import pipeline_schedule
 from stepscope.analyzer.what_if.fixes import FIX_OF_REASON, FIXES, ideal_job
 from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN
-from stepscope.analyzer.what_if.replay import ReplayModel, Scenario
+from stepscope.analyzer.what_if.replay import ReplayModel, Scenario, is_accelerated
 from stepscope.core.documents.analysis import RootCause, Verdict, WhatIf
 from stepscope.core.documents.what_if import Fix, PredictedStep, WhatIfReport
 from stepscope.core.errors import DataError
@@ -268,8 +268,18 @@ REPLAY_THRESHOLD = 0.05
 
 MAX_CAUSES = 3
 
-MAX_SLOTS = 2_000_000
-"""Largest graph that `analyze` replays, at about 0.2 us per slot; larger ones are left to `stepscope whatif`."""
+MAX_SLOTS = 10_000_000
+"""Largest graph that `analyze` replays, at about 0.02 us a slot in C; larger ones are left to `stepscope whatif`. It is
+that of about 1,200 ranks with a short capture each."""
+
+MAX_SLOTS_IN_PYTHON = 2_000_000
+"""The same without the accelerator, at about 0.2 us a slot."""
+
+
+def max_slots() -> int:
+    """What-if: the largest graph that `analyze` replays."""
+    return MAX_SLOTS if is_accelerated() else MAX_SLOTS_IN_PYTHON
+
 
 _WEAK_GAIN = 0.5
 """Part of a cause's share below which a gain means that something else is the next bottleneck."""
@@ -297,12 +307,12 @@ def replay_causes(
     """
     fixable = {cause for cause, _ in FIXES}
     chosen = [row for row in causes if row.cause in fixable and row.fraction >= REPLAY_THRESHOLD][:MAX_CAUSES]
-    if chosen and num_events > MAX_SLOTS:
+    if chosen and num_events > max_slots():
         return [], [_too_large(num_events)]
     model = build() if chosen else None
     if model is None:
         return [], []
-    if model.graph.num_slots > MAX_SLOTS:
+    if model.graph.num_slots > max_slots():
         return [], [_too_large(model.graph.num_slots)]
     replayed, measured = model.step_ms(model.base), model.measured_ms()
     if min(replayed, measured) <= 0:

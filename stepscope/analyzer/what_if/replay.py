@@ -21,8 +21,9 @@ from stepscope.analyzer.collectives.costs import expected_link
 from stepscope.analyzer.intervals import Nanoseconds
 from stepscope.analyzer.rank_view import RankView
 from stepscope.analyzer.what_if.device_graph import MAX_ACTIVITIES
+from stepscope.analyzer.what_if.graph_layout import EdgeKind, Nodes, RankPart
 from stepscope.analyzer.what_if.host_graph import MAX_PIECES, host_graph
-from stepscope.analyzer.what_if.job_graph import NEVER, EdgeKind, JobGraph, Nodes, RankPart, end_of_steps, join_ranks
+from stepscope.analyzer.what_if.job_graph import NEVER, JobGraph, end_of_steps, join_ranks
 from stepscope.analyzer.what_if.rank_graph import Mask, RankGraph
 from stepscope.core.hardware.gpu_catalogue import expected_seconds
 from stepscope.core.process import may_accelerate
@@ -40,6 +41,11 @@ def _import_accelerator() -> ModuleType | None:
 
 ACCELERATOR = _import_accelerator()
 Slots = npt.NDArray[np.int64]
+
+
+def is_accelerated() -> bool:
+    """Replay: whether times are computed in C."""
+    return ACCELERATOR is not None and may_accelerate()
 
 
 def longest_times(source: Slots, weight: Nanoseconds, other: Slots, more: Nanoseconds) -> Nanoseconds:

@@ -46,11 +46,11 @@ class StoredFile(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         path: relative.
-        span_ms: start of the time that it is for; (span, span + 1 h]. ms since the epoch.
+        span_ms: start of the time that it is for, (span, span + hours]; ms since the epoch.
         first_ms, last_ms: of its rows; of events, the latest end, or None where one lasts.
         crc32: checksum of its content.
         columns: index into the catalog's `columns`.
-        sources: of a lower resolution, the files that it was made from.
+        sources: of a lower resolution, the files that it was made from; empty when they have all gone.
     """
 
     path: str
@@ -63,6 +63,7 @@ class StoredFile(msgspec.Struct, frozen=True, omit_defaults=True):
     bytes: int
     crc32: int
     columns: int = 0
+    hours: int = 1
     sources: tuple[str, ...] = ()
 
 
@@ -180,21 +181,21 @@ def entity_id(labels: Sequence[tuple[str, str]]) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True)
 
 
-def file_choice(files: Sequence[StoredFile], tiers: Collection[str]) -> list[StoredFile]:
+def file_choice(files: Sequence[StoredFile], tiers: Collection[str], there: Collection[str]) -> list[StoredFile]:
     """Files that together have each row once.
 
     Args:
-        files: of the history.
+        files: of the history, all that overlap some time.
         tiers: that may be used where a finer one is there too; others are used where the finer one is gone.
+        there: paths of all files of the history.
     """
     order = {tier: place for place, tier in enumerate(TIER_MS)}
-    paths = {file.path for file in files}
     covered: set[str] = set()
     choice = []
     for file in sorted((file for file in files if file.tier in order), key=lambda file: -order[file.tier]):
         if file.path in covered:
             covered.update(file.sources)
-        elif not file.sources or file.tier in tiers or not paths.issuperset(file.sources):
+        elif not file.sources or file.tier in tiers or not all(source in there for source in file.sources):
             choice.append(file)
             covered.update(file.sources)
     return choice

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import chain, pairwise
+from itertools import chain
 from typing import TypeVar
 
 import msgspec
@@ -39,6 +39,7 @@ from stepscope.store.history.catalog import (
 )
 from stepscope.store.history.parquet import Columns, Origin, decode_events, decode_rows, encode_events, encode_rows
 from stepscope.store.history.places import Place
+from stepscope.store.history.plans import Retention, expired_files, lower_plans, merge_plan, small_parts
 from stepscope.store.history.questions import HistoryEvent
 from stepscope.store.history.resolution import LAST_TIME, coarser
 from stepscope.store.history.samples import TableRows, joined, selected, sorted_rows, without_idle
@@ -52,32 +53,9 @@ GRACE_SECONDS = 120
 BATCH_BYTES = 256 << 20
 """Of segments that are compacted at once: the memory that it takes is about three times as much."""
 BATCH_SEGMENTS = 1000
-_DAY_SECONDS = 86400
+LOWER_CELLS = 4_000_000
+"""Values that one piece of work reads, but for the last file."""
 _CLOCK_STEP_MS = 2 * HOUR_MS
-_TIERS = tuple(TIER_MS)
-
-
-@dataclass(frozen=True, slots=True)
-class Retention:
-    """How long what is kept, from the end of an hour. Rows go only after those of the next lower resolution are whole.
-
-    Attributes:
-        raw_seconds, one_minute_seconds, ten_minutes_seconds: of rows as they came, and of lower resolution.
-        events_seconds: of events after their end.
-        max_bytes: of all Parquet files together; the oldest rows of the finest resolution go first.
-    """
-
-    raw_seconds: float = 14 * _DAY_SECONDS
-    one_minute_seconds: float = 90 * _DAY_SECONDS
-    ten_minutes_seconds: float = 730 * _DAY_SECONDS
-    events_seconds: float = 730 * _DAY_SECONDS
-    max_bytes: int | None = None
-
-    def seconds_of(self, tier: str) -> float:
-        """Age at which files of a tier go."""
-        return {RAW: self.raw_seconds, "1m": self.one_minute_seconds, "10m": self.ten_minutes_seconds}.get(
-            tier, self.events_seconds
-        )
 
 
 _SEGMENT = re.compile(r"(\d{12})\.segment")
@@ -167,7 +145,7 @@ class Maintenance:
     def step(self, *, is_last: bool = False) -> bool:
         """Do one piece of work; whether there was one."""
         try:
-            worked = self._compact(is_last=is_last) or self._lower() or self._expire()
+            worked = self._compact(is_last=is_last) or self._reshape() or self._expire()
             self._remove_retired()
         except OSError as error:
             if self._failing != str(error):
@@ -186,11 +164,11 @@ class Maintenance:
             return False
         parts: dict[tuple[str, ...], list[TableRows]] = defaultdict(list)
         events: list[HistoryEvent] = []
-        for number in batch:
-            path = segment_path(number)
+        paths = [segment_path(number) for number in batch]
+        for path, content in zip(paths, self._place.read_many(paths), strict=True):
             try:
-                segment = self._decoder.decode(self._place.read(path), self._place.path(path))
-            except (DataError, FileNotFoundError) as error:
+                segment = self._decoder.decode(content or memoryview(b""), self._place.path(path))
+            except DataError as error:
                 set_aside(self._place, path, error)
                 continue
             events += segment.events
@@ -204,9 +182,12 @@ class Maintenance:
             table = table_name(labels)
             tables[table] = labels
             for span, rows in _by_hour(joined(parts.pop(labels))):
-                merged, old = self._readable(self._mergeable(table, span, len(rows)), self._rows, damaged)
+                merged, old = self._readable(
+                    small_parts(self.catalog.files, table, span, len(rows)), self._rows, damaged
+                )
                 rows = sorted_rows(joined([*old, rows]))
-                files.append(self._write_rows(RAW, table, span, rows, batch[-1], replaces=merged))
+                origin = Origin(RAW, table, span, replaces=_paths(merged))
+                files.append(self._write_rows(origin, rows, str(batch[-1])))
                 replaced += merged
         for day, some in _by_day(events):
             of_day = [file for file in self.catalog.files if file.tier == EVENTS and file.span_ms == day]
@@ -239,105 +220,82 @@ class Maintenance:
             size += one.bytes
         return batch
 
-    def _mergeable(self, table: str, span: int, num_rows: int) -> list[StoredFile]:
-        """Small files of the same hour, of which no lower resolution is made yet."""
-        used = {source for file in self.catalog.files for source in file.sources}
-        return [
-            file
-            for file in self.catalog.files
-            if (file.tier, file.table, file.span_ms) == (RAW, table, span)
-            and file.rows <= num_rows
-            and file.path not in used
-        ]
+    # -- lower resolution, merging, retention
 
-    # -- lower resolution
+    def _reshape(self) -> bool:
+        state = self.catalog.change, self._open_hour()
+        if state == self._settled:
+            return False
+        if self._lower() or self._merge():
+            return True
+        self._settled = state
+        return False
 
     def _lower(self) -> bool:
-        with self._guard:
-            open_ms = [one.first_ms for one in self._open.values() if one.first_ms is not None]
-        open_hour = hour_of(min(open_ms, default=self.catalog.newest_ms))
-        if self._settled == (self.catalog.change, open_hour):
-            return False
-        if any(self._lower_to(tier, finer, open_hour) for finer, tier in pairwise(_TIERS)):
-            return True
-        self._settled = self.catalog.change, open_hour
-        return False
-
-    def _lower_to(self, tier: str, finer: str, open_hour: int) -> bool:
-        """Make one file of lower resolution, of the oldest hour that is over and lacks it."""
-        groups: dict[tuple[int, str], list[StoredFile]] = defaultdict(list)
-        existing: dict[tuple[int, str], list[StoredFile]] = defaultdict(list)
-        for file in self.catalog.files:
-            if file.tier == finer:
-                groups[file.span_ms, file.table].append(file)
-            elif file.tier == tier:
-                existing[file.span_ms, file.table].append(file)
-        for key in sorted(groups):
-            if key[0] >= open_hour:
-                break
-            sources, made = groups[key], existing.get(key, [])
-            paths = {file.path for file in sources}
-            whole = [file for file in made if set(file.sources) <= paths and self._is_replaceable(file)]
-            covered = {source for file in made for source in file.sources}
-            if paths <= covered:
-                continue
-            anew = [file for file in sources if file.path not in covered or any(file.path in w.sources for w in whole)]
-            self._make_lower(tier, key, anew, whole)
-            return True
-        return False
-
-    def _make_lower(
-        self, tier: str, key: tuple[int, str], sources: Sequence[StoredFile], replaced: Sequence[StoredFile]
-    ) -> None:
-        span, table = key
+        """Make files of lower resolution, until LOWER_CELLS are read."""
         damaged: list[StoredFile] = []
-        _, parts = self._readable(sources, self._rows, damaged)
-        if damaged:  # the rest is done at the next step
+        files: list[StoredFile] = []
+        replaced: list[StoredFile] = []
+        num_cells = 0
+        for plan in lower_plans(self.catalog, self._open_hour()):
+            whole, parts = self._readable(plan.sources, self._rows, damaged)
+            if len(whole) < len(plan.sources):
+                break  # the rest is done at the next step
+            rows = parts[0] if len(parts) == 1 else sorted_rows(joined(parts))
+            metrics = self._metrics_of(whole)
+            lower = coarser(rows, {name: self._entry(name).kind for name in metrics}, TIER_MS[plan.tier])
+            origin = Origin(
+                plan.tier, plan.table, whole[0].span_ms, whole[0].hours, _paths(whole), _paths(plan.replaced)
+            )
+            files.append(self._write_rows(origin, lower, f"{self.catalog.change + 1}", metrics))
+            replaced += plan.replaced
+            num_cells += len(rows) * len(rows.columns)
+            if num_cells > LOWER_CELLS or plan.replaced:
+                break
+        if files or damaged:
+            self._commit(files=files, replaced=replaced, dropped=damaged)
+        return bool(files or damaged)
+
+    def _merge(self) -> bool:
+        """Make one file of small ones."""
+        plan = merge_plan(self.catalog, self._open_hour())
+        if not plan:
+            return False
+        damaged: list[StoredFile] = []
+        whole, parts = self._readable(plan, self._rows, damaged)
+        if damaged:
             self._commit(dropped=damaged)
-            return
-        rows = parts[0] if len(parts) == 1 else sorted_rows(joined(parts))
-        metrics = sorted({metric for file in sources for metric in self.catalog.columns[file.columns]})
-        lower = coarser(rows, {name: self._entry(name).kind for name in metrics}, TIER_MS[tier])
-        number = self.catalog.change + 1
-        gone = {file.path for file in replaced}
-        replaced = [*replaced, *(file for file in self.catalog.files if gone.intersection(file.sources))]
-        file = self._write_rows(tier, table, span, lower, number, metrics, [file.path for file in sources], replaced)
-        self._commit(files=[file], replaced=replaced)
-
-    def _is_replaceable(self, file: StoredFile) -> bool:
-        """Whether all that was made from a file could be made again."""
-        there = {other.path for other in self.catalog.files}
-        return all(there.issuperset(user.sources) for user in self.catalog.files if file.path in user.sources)
-
-    # -- retention
+            return True
+        first = whole[0]
+        hours = max(file.span_ms + file.hours * HOUR_MS for file in whole) - first.span_ms
+        there = {file.path for file in self.catalog.files}
+        sources = tuple(source for file in whole for source in file.sources if source in there)
+        origin = Origin(first.tier, first.table, first.span_ms, hours // HOUR_MS, sources, _paths(whole))
+        number = str(self.catalog.change + 1)
+        if first.tier == RAW:
+            number = f"{max(map(file_number, _paths(whole)))}-{number}"
+        file = self._write_rows(origin, sorted_rows(joined(parts)), number, self._metrics_of(whole))
+        self._commit(files=[file], replaced=whole, renamed=dict.fromkeys(_paths(whole), file.path))
+        return True
 
     def _expire(self) -> bool:
         now_ms = self._now_ms()
         if now_ms is None or (now_ms // 60_000, self.catalog.change) == self._expired:
             return False
-        self._expired = now_ms // 60_000, self.catalog.change
-        covered = {source for file in self.catalog.files for source in file.sources}
-        old = [
-            file
-            for file in self.catalog.files
-            if file.last_ms is not None
-            and now_ms - max(file.span_ms + HOUR_MS, file.last_ms) > 1000 * self._retention.seconds_of(file.tier)
-            and (file.tier in (_TIERS[-1], EVENTS) or file.path in covered)
-        ]
-        if not old and self._retention.max_bytes is not None:
-            excess = sum(file.bytes for file in self.catalog.files) - self._retention.max_bytes
-            order = {tier: place for place, tier in enumerate(_TIERS)}
-            files = sorted(
-                (file for file in self.catalog.files if file.tier in order),
-                key=lambda file: (order[file.tier], file.span_ms),
-            )
-            for file in files:
-                if excess > 0 and (file.tier == _TIERS[-1] or file.path in covered):
-                    old.append(file)
-                    excess -= file.bytes
+        old = expired_files(self.catalog, self._retention, now_ms)
         if old:
             self._commit(replaced=old)
+        self._expired = now_ms // 60_000, self.catalog.change
         return bool(old)
+
+    def _open_hour(self) -> int:
+        """Start of the hour of the oldest row that is not in a file; hours before it are over."""
+        with self._guard:
+            open_ms = [one.first_ms for one in self._open.values() if one.first_ms is not None]
+        return hour_of(min(open_ms, default=self.catalog.newest_ms))
+
+    def _metrics_of(self, files: Iterable[StoredFile]) -> list[str]:
+        return sorted({metric for file in files for metric in self.catalog.columns[file.columns]})
 
     def _now_ms(self) -> int | None:
         """The time, or None for an hour after the clock has jumped: what a wrong clock deletes is lost."""
@@ -381,15 +339,7 @@ class Maintenance:
         return self.catalog.metrics.get(metric) or metric_entry(metric)
 
     def _write_rows(
-        self,
-        tier: str,
-        table: str,
-        span: int,
-        rows: TableRows,
-        number: int,
-        metrics: Sequence[str] | None = None,
-        sources: Sequence[str] = (),
-        replaces: Sequence[StoredFile] = (),
+        self, origin: Origin, rows: TableRows, number: str, metrics: Sequence[str] | None = None
     ) -> StoredFile:
         metrics = sorted(rows.columns) if metrics is None else metrics
         values = dict(rows.columns)
@@ -397,22 +347,16 @@ class Maintenance:
         if LAST_TIME in values:
             times[LAST_TIME] = values.pop(LAST_TIME).astype(np.int64)
         columns = Columns(rows.labels, rows.entities, rows.entity, times, values)
-        origin = Origin(tier, table, span, tuple(sources), tuple(file.path for file in replaces))
         content = memoryview(encode_rows(columns, origin=origin, metrics={name: self._entry(name) for name in metrics}))
-        path = f"{tier}/{table}/{_stamp(span)}-{number}.parquet"
+        path = f"{origin.tier}/{origin.table}/{_stamp(origin.span_ms)}-{number}.parquet"
         self._place.write(path, content)
-        return StoredFile(
+        return stored_file(
             path,
-            tier,
-            table,
-            span,
-            int(rows.times_ms.min()),
-            int(rows.times_ms.max()),
-            len(rows),
-            len(content),
-            crc32(content),
-            self._columns_index(tuple(metrics)),
-            tuple(sources),
+            origin,
+            edges=(int(rows.times_ms.min()), int(rows.times_ms.max())),
+            rows=len(rows),
+            content=content,
+            columns=self._columns_index(tuple(metrics)),
         )
 
     def _columns_index(self, metrics: tuple[str, ...]) -> int:
@@ -427,12 +371,11 @@ class Maintenance:
         self, day: int, events: Sequence[HistoryEvent], number: int, replaces: Sequence[StoredFile]
     ) -> StoredFile:
         events = newest_events(events)
-        origin = Origin(EVENTS, "", day, (), tuple(file.path for file in replaces))
+        origin = Origin(EVENTS, "", day, 24, replaces=_paths(replaces))
         content = memoryview(encode_events(events, origin=origin))
         path = f"{EVENTS}/{_stamp(day)[:10]}-{number}.parquet"
         self._place.write(path, content)
-        first, last = edges_of(events)
-        return StoredFile(path, EVENTS, "", day, first, last, len(events), len(content), crc32(content))
+        return stored_file(path, origin, edges=edges_of(events), rows=len(events), content=content, columns=0)
 
     def _commit(
         self,
@@ -440,6 +383,7 @@ class Maintenance:
         files: Sequence[StoredFile] = (),
         replaced: Sequence[StoredFile] = (),
         dropped: Sequence[StoredFile] = (),
+        renamed: Mapping[str, str] | None = None,
         tables: dict[str, tuple[str, ...]] | None = None,
         metrics: dict[str, MetricEntry] | None = None,
         compacted: int | None = None,
@@ -448,6 +392,8 @@ class Maintenance:
         gone = {file.path for file in (*replaced, *dropped)}
         now_ms = self._clock() // 1_000_000
         kept = [file for file in old.files if file.path not in gone]
+        there = {file.path for file in (*kept, *files)}
+        kept = [_with_sources(file, there, renamed or {}) for file in kept]
         new = msgspec.structs.replace(
             old,
             change=old.change + 1,
@@ -492,6 +438,59 @@ def edges_of(events: Sequence[HistoryEvent]) -> tuple[int, int | None]:
     ends = [event.end_ns for event in events if event.end_ns is not None]
     last = max(ends) // 1_000_000 + 1 if len(ends) == len(events) else None
     return min(event.start_ns for event in events) // 1_000_000, last
+
+
+def stored_file(
+    path: str,
+    origin: Origin,
+    *,
+    edges: tuple[int, int | None],
+    rows: int,
+    content: memoryview,
+    columns: int,
+) -> StoredFile:
+    """Entry of a file in the catalog."""
+    return StoredFile(
+        path,
+        origin.tier,
+        origin.table,
+        origin.span_ms,
+        edges[0],
+        edges[1],
+        rows,
+        len(content),
+        crc32(content),
+        columns,
+        origin.hours,
+        origin.sources,
+    )
+
+
+def _with_sources(file: StoredFile, there: set[str], renamed: Mapping[str, str]) -> StoredFile:
+    """The entry after others were merged or have gone; one whose sources are all gone stands for itself."""
+    if not file.sources or (not renamed and not there.isdisjoint(file.sources)):
+        return file
+    sources = tuple(dict.fromkeys(renamed.get(source, source) for source in file.sources))
+    return msgspec.structs.replace(file, sources=sources if not there.isdisjoint(sources) else ())
+
+
+def _paths(files: Iterable[StoredFile]) -> tuple[str, ...]:
+    return tuple(file.path for file in files)
+
+
+_NUMBER = re.compile(r"\d{4}-\d{2}-\d{2}(?:T\d{2})?-(\d+)(?:-(\d+))?\.parquet")
+
+
+def file_number(path: str) -> int:
+    """Number of the newest segment (raw rows and events) or of the change (lower resolution) in a path; -1: none."""
+    match = _NUMBER.fullmatch(path.rpartition("/")[2])
+    return int(match[1]) if match else -1
+
+
+def merge_number(path: str) -> int | None:
+    """Number of the change in the path of a merged file of raw rows."""
+    match = _NUMBER.fullmatch(path.rpartition("/")[2])
+    return int(match[2]) if match and match[2] else None
 
 
 def newest_events(events: Iterable[HistoryEvent]) -> list[HistoryEvent]:

@@ -52,7 +52,7 @@ class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a file is made from, for a catalog that has to be made again.
 
     Attributes:
-        span_ms: start of the time that it is for; ms.
+        span_ms, hours: start of the time that it is for, ms, and its length.
         sources: files of a finer resolution whose rows it sums up.
         replaces: files whose rows it holds too.
     """
@@ -60,6 +60,7 @@ class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
     tier: str
     table: str
     span_ms: int
+    hours: int = 1
     sources: tuple[str, ...] = ()
     replaces: tuple[str, ...] = ()
 

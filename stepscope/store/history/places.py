@@ -8,7 +8,7 @@ import mmap
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +17,8 @@ from stepscope.store.files import write_whole
 
 LEASE_SECONDS = 120.0
 """A writer of a URL that has not renewed its lease for so long is gone."""
+_AT_ONCE = 64
+MAX_RECENT_BYTES = 128 << 20
 _LOCK, _LEASE = "writer.lock", "writer.lease"
 
 
@@ -31,6 +33,10 @@ class Place(Protocol):
 
     def read(self, name: str) -> memoryview:
         """Content of a whole file."""
+        ...
+
+    def read_many(self, names: Sequence[str]) -> Iterator[memoryview | None]:
+        """Contents of whole files, None of one that is not there."""
         ...
 
     def write(self, name: str, content: bytes | memoryview) -> None:
@@ -110,6 +116,14 @@ class LocalPlace:
                 return memoryview(b"")
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
+    def read_many(self, names: Sequence[str]) -> Iterator[memoryview | None]:
+        """See Place."""
+        for name in names:
+            try:
+                yield self.read(name)
+            except FileNotFoundError:
+                yield None
+
     def write(self, name: str, content: bytes | memoryview) -> None:
         """See Place."""
         path = self._folder / name
@@ -118,7 +132,7 @@ class LocalPlace:
             write_whole(path, content)  # type: ignore[arg-type]  # it takes any buffer
             _sync_folder(path.parent)
         except DataError as error:
-            raise OSError(error.what) from error
+            raise error.__cause__ if isinstance(error.__cause__, OSError) else OSError(error.what) from error
 
     def sizes(self, folder: str) -> dict[str, int]:
         """See Place."""
@@ -207,7 +221,10 @@ def _has_writer(where: str, owner: str) -> DataError:
 
 
 class UrlPlace:
-    """A folder of an object store or another fsspec file system."""
+    """A folder of an object store or another fsspec file system.
+
+    It remembers small files that it has written, MAX_RECENT_BYTES at most: they are read again soon.
+    """
 
     def __init__(self, url: str) -> None:
         import fsspec
@@ -219,11 +236,7 @@ class UrlPlace:
             raise DataError(
                 f"cannot be opened ({error})", where=url, what_next='check the URL, or run: pip install "stepscope[s3]"'
             ) from error
-
-    @property
-    def file_system(self) -> Any:
-        """The fsspec file system."""
-        return self._fs
+        self._recent: dict[str, bytes] = {}
 
     def path(self, name: str) -> str:
         """See Place."""
@@ -234,6 +247,26 @@ class UrlPlace:
         with _as_os_errors():
             return memoryview(self._fs.cat_file(self._full(name)))
 
+    def read_many(self, names: Sequence[str]) -> Iterator[memoryview | None]:
+        """See Place. Some at once: each waits for its answer most of the time."""
+        for place in range(0, len(names), _AT_ONCE):
+            some = names[place : place + _AT_ONCE]
+            found: dict[str, Any] = {self._full(name): self._recent[name] for name in some if name in self._recent}
+            far = [full for name in some if (full := self._full(name)) not in found]
+            with _as_os_errors():
+                found |= self._fs.cat(far, on_error="return") if len(far) > 1 else self._cat_one(*far)
+            for name in some:
+                content = found[self._full(name)]
+                if isinstance(content, Exception) and not isinstance(content, FileNotFoundError):
+                    raise StoreError(f"{type(content).__name__}: {content}") from content
+                yield None if isinstance(content, Exception) else memoryview(content)
+
+    def _cat_one(self, full: str = "") -> dict[str, Any]:
+        try:
+            return {full: self._fs.cat_file(full)} if full else {}
+        except FileNotFoundError as error:
+            return {full: error}
+
     def write(self, name: str, content: bytes | memoryview) -> None:
         """See Place."""
         with _as_os_errors():
@@ -241,6 +274,10 @@ class UrlPlace:
             if not _is_object_store(self._fs):
                 self._fs.makedirs(full.rpartition("/")[0], exist_ok=True)
             self._fs.pipe_file(full, bytes(content))
+        if len(content) <= MAX_RECENT_BYTES // 64 and name not in (_LEASE, "history.json"):
+            self._recent[name] = bytes(content)
+            while sum(map(len, self._recent.values())) > MAX_RECENT_BYTES:
+                del self._recent[next(iter(self._recent))]
 
     def sizes(self, folder: str) -> dict[str, int]:
         """See Place."""
@@ -264,6 +301,7 @@ class UrlPlace:
 
     def remove(self, name: str) -> None:
         """See Place."""
+        self._recent.pop(name, None)
         with _as_os_errors(), contextlib.suppress(FileNotFoundError):
             self._fs.rm_file(self._full(name))
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from stepscope.core.errors import DataError, UsageError
 from stepscope.core.metrics import Metric, MetricGroup, MetricKind
-from stepscope.store.history.prometheus_api import TooMuchError, labels_of, number_of, prometheus_api
+from stepscope.store.history.prometheus_api import labels_of, number_of, prometheus_api
 from stepscope.store.history.prometheus_events import prometheus_events
 from stepscope.store.history.prometheus_steps import stepped_values
 from stepscope.store.history.promql import (
@@ -169,7 +169,7 @@ class PrometheusHistory:
         minute_ms = time.time_ns() // _NS_PER_MS // 60_000 * 60_000
         try:
             found = self._api.instant(probe, minute_ms, lookback_seconds=60.0, deadline=deadline)
-        except (DataError, TooMuchError):
+        except DataError:
             return None
         return number_of(found[0].value[1]) if found and found[0].value is not None else None
 
@@ -189,7 +189,7 @@ class PrometheusHistory:
 
     def _check_metric(self, metric: str, deadline: float) -> None:
         """Raise UsageError if the server has never had a metric of that name."""
-        if metric not in self._api.metric_names(deadline=deadline):
+        if metric not in self._api.metric_names(metric, deadline=deadline):
             raise UsageError(f"no metric {metric} in the history", where=self._api.base)
 
 

@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 import msgspec
 
-from stepscope.core.errors import DataError, StepscopeError, UnreachableError, UsageError, printable
+from stepscope.core.errors import DataError, UnreachableError, UsageError, printable
 from stepscope.core.http_exchange import HTTP_ERRORS, HttpReply, exchange, failure_text, tls_context
 from stepscope.store.history.questions import Labels
 
@@ -38,10 +38,8 @@ _AS_ASKED = {"nocache": "1", "latency_offset": "1ms"}
 """VictoriaMetrics: at the times that are asked for, and without repeating older values for the latest 30 seconds."""
 
 
-class TooMuchError(StepscopeError):
+class TooMuchError(DataError):
     """The server refuses a query as it takes or gives too much; a shorter range may do."""
-
-    exit_code = DataError.exit_code
 
 
 class ApiSeries(msgspec.Struct, frozen=True):
@@ -113,10 +111,10 @@ class PrometheusApi:
         times = {"start": _seconds(first_ms), "end": _seconds(last_ms), "step": _seconds(step_ms)}
         return self._query("query_range", {"query": query, **times}, "matrix", deadline)
 
-    def metric_names(self, *, deadline: float) -> list[str]:
-        """Names of all metrics; raises as `instant`."""
-        times = {"start": "0", "end": f"{time.time() + 86400:.0f}"}
-        data = self._get("label/__name__/values", times, deadline)
+    def metric_names(self, selector: str = "", *, deadline: float) -> list[str]:
+        """Names of all metrics, or of those that a selector selects; raises as `instant`."""
+        parameters = {"start": "0", "end": f"{time.time() + 86400:.0f}", **({"match[]": selector} if selector else {})}
+        data = self._get("label/__name__/values", parameters, deadline)
         names: list[str] = self._decoded(data, list[str])
         return names
 

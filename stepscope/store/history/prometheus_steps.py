@@ -37,9 +37,9 @@ def stepped_values(
         count = min(count, len(times_ms) - first)
         try:
             answer = _request(api, query, times_ms[first : first + count], step_ms, deadline)
-        except TooMuchError as error:
+        except TooMuchError:
             if count == 1:
-                raise DataError(error.what, where=error.where, what_next=error.what_next) from None
+                raise
             count = largest = count // 2
             continue
         for series in answer:

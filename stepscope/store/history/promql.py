@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from stepscope.core.documents.jobs import Share
 from stepscope.core.errors import UsageError
 from stepscope.core.metrics.agent import (
     AGENT_METRICS,
@@ -186,7 +187,7 @@ def _holders(question: Question, facts: Sequence[str], target: Where, step_ms: i
     """Jobs that have a GPU alone."""
     jobs = {label: value for label, value in question.where.items() if label in _JOB_KEY}
     labels = ", ".join((*_DEVICE_KEY, *_JOB_KEY))
-    share = {"share": "exclusive"}
+    share = {"share": (Share.EXCLUSIVE.value, "")}
     all_jobs = f"max by ({labels}) ({series_selector('stepscope_gpu_job_info', {**share, **target})})"
     holders = f"max by ({labels}) ({series_selector('stepscope_gpu_job_info', {**share, **target, **jobs})})"
     holders = _unambiguous(holders, all_jobs, _DEVICE_KEY)

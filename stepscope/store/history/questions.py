@@ -7,7 +7,7 @@ gauge       of each series the mean of its samples within the step; the lowest o
 counter     of each series its rate: increase over the time between its first and last sample within the step,
             restarts at 0 taken into account; unknown of fewer than two samples
 group       `Statistic` over the series of the group that have a value in the step
-job, user   of a GPU by `stepscope_gpu_job_info` of the step's end; a GPU that several jobs share belongs to none
+job, user   of a GPU by `stepscope_gpu_job_info` of the step's end; a GPU that a job has not alone belongs to none
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ Where = Mapping[str, str | Sequence[str]]
 
 
 def is_one_of(value: str | None, wanted: str | Sequence[str]) -> bool:
-    """Whether a label has a wanted value; one that is not there has none."""
-    return value == wanted if isinstance(wanted, str) else value in wanted
+    """Whether a label has a wanted value; one that is not there is empty, as in Prometheus."""
+    text = value or ""
+    return text == wanted if isinstance(wanted, str) else text in wanted
 
 
 class GroupBy(StrEnum):
@@ -82,7 +83,7 @@ class Question:
         metric: whole Prometheus name.
         by: groups; several make finer ones (GPU and JOB: each GPU with its job); none makes one of all.
         where: values that labels of a series, its target, job or user must have: {"rack": ("r1", "r2")};
-            of several values any.
+            of several values any. A label that is not there is empty.
     """
 
     metric: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterator
 
 import msgspec
@@ -18,17 +17,21 @@ from stepscope.store.history.catalog import (
     TIER_MS,
     Catalog,
     MetricEntry,
-    StoredFile,
     encode_catalog,
     read_catalog,
 )
-from stepscope.store.history.maintenance import edges_of, segment_number, set_aside
+from stepscope.store.history.maintenance import (
+    edges_of,
+    file_number,
+    merge_number,
+    segment_number,
+    set_aside,
+    stored_file,
+)
 from stepscope.store.history.parquet import FileFacts, decode_events, facts_of
 from stepscope.store.history.places import Place
-from stepscope.store.history.segments import crc32
 
 _LOG = logging.getLogger(__name__)
-_NUMBER = re.compile(r"\d{4}-\d{2}-\d{2}(?:T\d{2})?-(\d+)\.parquet")
 
 
 def recovered_catalog(place: Place) -> Catalog:
@@ -86,8 +89,9 @@ def _is_unfinished(place: Place, catalog: Catalog, path: str) -> bool:
     """Whether a writer was killed between this file and the catalog; any other file is set aside."""
     try:
         facts_of(place.read(path), place.path(path))
-        newest = catalog.change if path.partition("/")[0] in list(TIER_MS)[1:] else catalog.compacted
-        if _number(path) > newest:
+        is_raw = path.startswith((RAW, EVENTS))
+        number, newest = file_number(path), catalog.compacted if is_raw else catalog.change
+        if number > newest or (merge_number(path) or 0) > catalog.change:
             return True
         raise DataError("does not belong to the history", where=place.path(path))
     except DataError as error:
@@ -107,8 +111,8 @@ def _made_again(place: Place) -> Catalog:
             set_aside(place, path, error)
     segments = {segment_number(name) for name in place.sizes(SEGMENTS)}
     # The newest batch may not have been finished: then, and for some time after, its segments are there.
-    newest = max((_number(path) for path in facts if path.startswith((RAW, EVENTS))), default=0)
-    gone = {path for path in facts if path.startswith((RAW, EVENTS)) and _number(path) == newest in segments}
+    newest = max((file_number(path) for path in facts if path.startswith((RAW, EVENTS))), default=0)
+    gone = {path for path in facts if path.startswith((RAW, EVENTS)) and file_number(path) == newest in segments}
     for path in sorted(facts, key=lambda path: TIER_MS.get(facts[path].origin.tier, 0)):
         if gone.intersection(facts[path].origin.sources):
             gone.add(path)
@@ -117,6 +121,7 @@ def _made_again(place: Place) -> Catalog:
     for path in sorted(gone, key=lambda path: -TIER_MS.get(facts[path].origin.tier, 0) if path in facts else 0):
         place.remove(path)  # lower resolution first: it would be taken for all that is left of the others
     facts = {path: one for path, one in facts.items() if path not in gone}
+    merged = {path: by for by, one in facts.items() for path in one.origin.replaces}
     columns: list[tuple[str, ...]] = []
     files, metrics, tables = [], dict[str, MetricEntry](), dict[str, tuple[str, ...]]()
     for path, one in sorted(facts.items()):
@@ -124,18 +129,21 @@ def _made_again(place: Place) -> Catalog:
         if names not in columns:
             columns.append(names)
         metrics |= one.metrics
-        first, last = one.first_ms, one.last_ms
+        edges: tuple[int, int | None] = one.first_ms, one.last_ms
         if one.origin.tier == EVENTS:
             edges = edges_of(decode_events(contents[path], path))
-            file = _stored(path, one, contents[path], edges, columns.index(names))
         else:
             tables[one.origin.table] = one.labels
-            file = _stored(path, one, contents[path], (first, last), columns.index(names))
-        files.append(file)
-    numbers = [_number(path) for path in facts]
+        sources = tuple(dict.fromkeys(_newest(source, merged) for source in one.origin.sources))
+        origin = msgspec.structs.replace(one.origin, sources=sources if set(sources) & facts.keys() else ())
+        place_of_names = columns.index(names)
+        files.append(
+            stored_file(path, origin, edges=edges, rows=one.rows, content=contents[path], columns=place_of_names)
+        )
+    changes = [merge_number(path) or file_number(path) for path in facts]
     catalog = Catalog(
-        change=1 + max(numbers, default=0),
-        compacted=max((_number(path) for path in facts if path.startswith((RAW, EVENTS))), default=0),
+        change=1 + max(changes, default=0),
+        compacted=max((file_number(path) for path in facts if path.startswith((RAW, EVENTS))), default=0),
         newest_ms=max((file.last_ms or 0 for file in files if file.tier != EVENTS), default=0),
         metrics=metrics,
         tables=tables,
@@ -146,28 +154,11 @@ def _made_again(place: Place) -> Catalog:
     return catalog
 
 
-def _stored(
-    path: str, facts: FileFacts, content: memoryview, edges: tuple[int, int | None], columns: int
-) -> StoredFile:
-    origin = facts.origin
-    return StoredFile(
-        path,
-        origin.tier,
-        origin.table,
-        origin.span_ms,
-        edges[0],
-        edges[1],
-        facts.rows,
-        len(content),
-        crc32(content),
-        columns,
-        origin.sources,
-    )
-
-
-def _number(path: str) -> int:
-    match = _NUMBER.fullmatch(path.rpartition("/")[2])
-    return int(match[1]) if match else -1
+def _newest(path: str, merged: dict[str, str]) -> str:
+    """The file that has the rows of another one now."""
+    while path in merged:
+        path = merged[path]
+    return path
 
 
 def _folders(place: Place) -> Iterator[str]:

@@ -18,8 +18,9 @@ import numpy as np
 from stepscope.core.errors import from_os_error
 from stepscope.core.text.numbers import counted
 from stepscope.store.history.catalog import Catalog, described
-from stepscope.store.history.maintenance import Maintenance, Retention, segment_path
-from stepscope.store.history.places import place_of
+from stepscope.store.history.maintenance import Maintenance, segment_path
+from stepscope.store.history.places import LocalPlace, place_of
+from stepscope.store.history.plans import Retention
 from stepscope.store.history.questions import HistoryEvent, HistoryMetric
 from stepscope.store.history.recovery import recovered_catalog
 from stepscope.store.history.samples import KnownEntities, SampleBlock, TableRows, joined, label_names, to_rows
@@ -60,7 +61,7 @@ class HistoryWriter:
             if isinstance(error, OSError):
                 raise from_os_error(error, "cannot be written", where=self._place.location) from error
             raise
-        self._encoder = SegmentEncoder()
+        self._encoder = SegmentEncoder(packed=not isinstance(self._place, LocalPlace))
         self._guard = threading.Lock()
         self._flushing = threading.Lock()
         self._known: dict[tuple[str, ...], KnownEntities] = {}
@@ -159,7 +160,8 @@ class HistoryWriter:
         return self._maintenance.step()
 
     def compact(self) -> None:
-        """Move all segments into Parquet files now, also those of the hour that is not over."""
+        """Flush, and move all segments into Parquet files now, also those of the hour that is not over."""
+        self.flush()
         while self._maintenance.step(is_last=True):
             pass
 

@@ -114,9 +114,9 @@ class AgentClient:
             return http.client.HTTPConnection(self.host, self.port, timeout=_TIMEOUT_SECONDS)
         return _NamedConnection(self, context)
 
-    def too_large(self) -> UnreachableError:
-        """The error of an answer over `MAX_BYTES`."""
-        return UnreachableError(f"answers more than {MAX_BYTES >> 20} MiB: is that an agent?", where=str(self))
+    def too_large(self, max_bytes: int = MAX_BYTES) -> UnreachableError:
+        """The error of an answer with more bytes."""
+        return UnreachableError(f"answers more than {max_bytes >> 20} MiB: is that an agent?", where=str(self))
 
     def unreachable(self, error: Exception, seconds: float) -> UnreachableError:
         """The error of an agent that has not answered within a time, or whose answer is not HTTP."""

@@ -15,8 +15,10 @@ import resource
 import socket
 import ssl
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable
+import zlib
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
+from types import MappingProxyType
 from typing import Any
 
 from stepscope.core.errors import UnreachableError
@@ -30,7 +32,8 @@ _MAX_TIMES = 5
 """Time limits after which an agent is given up although others still answer."""
 _MAX_CONNECTING = 256
 """More TLS handshakes at once would be slow by this process's own work, and their agents blamed for it."""
-_MAX_RECEIVED_BYTES = MAX_BYTES + (1 << 16)
+_MAX_HEAD_BYTES = 1 << 16
+_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 _SPARE_FILES = 64
 """File descriptors left for the rest of the process."""
 _MAX_LOOKUPS = 64
@@ -41,18 +44,21 @@ class AgentExchanges:
     """Thread that sends requests to agents and gives each its answer. A context manager.
 
     Args:
+        clients: of the agents that `get` may name.
         seconds: an agent is given up when neither it nor another has answered for so long.
+        most: agents that may be asked at once; the number of clients by default.
 
     Raises:
         UsageError: a client's certificate files cannot be used.
     """
 
-    def __init__(self, clients: Iterable[AgentClient], *, seconds: float) -> None:
+    def __init__(self, clients: Iterable[AgentClient] = (), *, seconds: float, most: int | None = None) -> None:
         self._clients = {str(client): client for client in clients}
         for client in self._clients.values():
             client.context()
         self._seconds = seconds
-        self._lookups = _Lookups(min(_MAX_LOOKUPS, len(self._clients)))
+        self._most = len(self._clients) if most is None else most
+        self._lookups = _Lookups(min(_MAX_LOOKUPS, self._most))
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="stepscope-ask", daemon=True)
@@ -76,12 +82,40 @@ class AgentExchanges:
         """
         self._loop.call_soon_threadsafe(self._begin, list(agents), path, done)
 
+    def request(
+        self,
+        client: AgentClient,
+        path: str,
+        done: Callable[[Body | UnreachableError], None],
+        *,
+        headers: Mapping[str, str] = _NO_HEADERS,
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
+        """Ask one agent, whose time limit is its own; returns at once.
+
+        Args:
+            done: called in the thread, with the answer or why there is none; then its cause is the exception.
+            headers: more of the request; with `Accept-Encoding: gzip` the content is unpacked.
+            max_bytes: of the answer, unpacked.
+
+        Raises:
+            UsageError: the client's certificate files cannot be used.
+        """
+        client.context()
+        request = _request(client, path, headers)
+
+        def begin() -> None:
+            round_ = _Round(self._loop, self._seconds)
+            self._start(self._exchange(client, request, round_, lambda _, answer: done(answer), max_bytes))
+
+        self._loop.call_soon_threadsafe(begin)
+
     def _run(self) -> None:
         asyncio.run(self._serve())
 
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        self._open = asyncio.Semaphore(_num_files(len(self._clients)))
+        self._open = asyncio.Semaphore(_num_files(self._most))
         self._connecting = asyncio.Semaphore(_MAX_CONNECTING)
         self._is_ready.set()
         await self._stop.wait()
@@ -89,16 +123,24 @@ class AgentExchanges:
     def _begin(self, agents: list[str], path: str, done: Callable[[str, Body | UnreachableError], None]) -> None:
         round_ = _Round(self._loop, self._seconds)
         for agent in agents:
-            task = self._loop.create_task(self._exchange(agent, path, round_, done))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            client = self._clients[agent]
+            self._start(self._exchange(client, _request(client, path), round_, done))
+
+    def _start(self, exchange: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(exchange)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _exchange(
-        self, agent: str, path: str, round_: _Round, done: Callable[[str, Body | UnreachableError], None]
+        self,
+        client: AgentClient,
+        request: bytes,
+        round_: _Round,
+        done: Callable[[str, Body | UnreachableError], None],
+        max_bytes: int = MAX_BYTES,
     ) -> None:
-        client = self._clients[agent]
         answer: Body | UnreachableError
-        exchange = _Exchange(_request(client, path), self._loop)
+        exchange = _Exchange(request, self._loop, max_bytes + _MAX_HEAD_BYTES)
         async with self._open:
             try:
                 async with self._connecting:
@@ -106,14 +148,15 @@ class AgentExchanges:
                     async with round_.limit(start):
                         await self._connect(client, exchange)
                 async with round_.limit(start):
-                    answer = _parsed(await exchange.received)
-                if len(answer[1]) > MAX_BYTES:
-                    answer = client.too_large()
-            except (OSError, UnicodeError, http.client.HTTPException) as error:
+                    answer = _parsed(await exchange.received, max_bytes)
+                if len(answer[1]) > max_bytes:
+                    answer = client.too_large(max_bytes)
+            except Exception as error:  # whatever it answers: each agent that was asked has an answer
                 answer = client.unreachable(error, self._seconds)
+                answer.__cause__ = error.with_traceback(None)  # whose frames hold what was received
             finally:
                 exchange.abort()
-        done(agent, answer)
+        done(str(client), answer)
         if isinstance(answer, tuple):
             round_.answered_at = self._loop.time()
 
@@ -174,8 +217,9 @@ class _Round:
 class _Exchange(asyncio.Protocol):
     """One connection: sends the request, and gives all that came until the answer or the connection ended."""
 
-    def __init__(self, request: bytes, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, request: bytes, loop: asyncio.AbstractEventLoop, max_bytes: int) -> None:
         self._request = request
+        self._max_bytes = max_bytes
         self._content = bytearray()
         self._length: int | None = None
         self._transport: asyncio.Transport | None = None
@@ -189,8 +233,8 @@ class _Exchange(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._content += data
         if self._length is None:
-            self._length = _length(self._content)
-        if len(self._content) >= (self._length or _MAX_RECEIVED_BYTES):
+            self._length = _length(self._content, self._max_bytes)
+        if len(self._content) >= (self._length or self._max_bytes):
             self._end()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -209,18 +253,18 @@ class _Exchange(asyncio.Protocol):
             self.received.set_result(bytes(self._content))
 
 
-def _length(content: bytearray) -> int | None:
-    """Bytes of the whole answer; None while they are not known."""
+def _length(content: bytearray, max_bytes: int) -> int | None:
+    """Bytes of the whole answer, at most so many; None while they are not known."""
     end = content.find(b"\r\n\r\n")
     if end < 0:
         return None
     match = _LENGTH.search(content, 0, end + 2)
-    return min(end + 4 + int(match[1]), _MAX_RECEIVED_BYTES) if match else _MAX_RECEIVED_BYTES
+    return min(end + 4 + int(match[1]), max_bytes) if match else max_bytes
 
 
-def _request(client: AgentClient, path: str) -> bytes:
+def _request(client: AgentClient, path: str, headers: Mapping[str, str] = _NO_HEADERS) -> bytes:
     lines = [f"GET {path} HTTP/1.1", f"Host: {str(client).partition('://')[2]}", "Connection: close"]
-    lines += [f"{name}: {value}" for name, value in client.headers().items()]
+    lines += [f"{name}: {value}" for name, value in {**client.headers(), **headers}.items()]
     return "\r\n".join([*lines, "", ""]).encode()
 
 
@@ -234,14 +278,28 @@ class _Received:
         return io.BytesIO(self._content)
 
 
-def _parsed(content: bytes) -> Body:
+def _parsed(content: bytes, max_bytes: int) -> Body:
     received: Any = _Received(content)
     response = http.client.HTTPResponse(received, method="GET")
     try:
         response.begin()
-        return response.status, response.read()
+        body = response.read()
+        is_packed = response.headers.get("Content-Encoding", "").strip().lower() == "gzip"
+        return response.status, _unpacked(body, max_bytes) if is_packed else body
     finally:
         response.close()
+
+
+def _unpacked(body: bytes, max_bytes: int) -> bytes:
+    """The content of a gzip stream; of a larger one than allowed, a byte more than that."""
+    unpacker = zlib.decompressobj(wbits=31)
+    try:
+        content = unpacker.decompress(body, max_bytes + 1)
+    except zlib.error as error:
+        raise http.client.HTTPException(f"its answer cannot be unpacked: {error}") from None
+    if not unpacker.eof and len(content) <= max_bytes:
+        raise http.client.IncompleteRead(content)
+    return content
 
 
 def _num_files(num_agents: int) -> int:

@@ -18,8 +18,8 @@ import re
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -69,6 +69,39 @@ class Target:
         has_scheme = "://" in self.address or SCHEME not in labels
         client = agent_client(self.address if has_scheme else f"{labels[SCHEME]}://{self.address}", **options)
         return replace(client, labels=self.labels, server_name=labels.get(SERVER_NAME, ""))
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSources:
+    """Where the agents of a command are, and how it shows them who it is.
+
+    Attributes:
+        urls: addresses of agents.
+        sources: target sources, see `targets_of`.
+        credentials: `token`, `ca_file`, `cert_file`, `key_file` of `agent_client`, for all agents.
+    """
+
+    urls: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+    credentials: Mapping[str, str] = field(default_factory=dict)
+
+    def named(self) -> list[AgentClient]:
+        """Clients of the agents whose addresses are given.
+
+        Raises:
+            UsageError: one is not an address.
+        """
+        return [agent_client(url, **self.credentials) for url in self.urls]
+
+    def client_of(self, target: Target) -> AgentClient:
+        """The client of an agent that a source names; raises as `Target.client`."""
+        return target.client(**self.credentials)
+
+    def clients(self) -> list[AgentClient]:
+        """Clients of all agents, each once, as the sources are now; raises as `named` and `targets_of`."""
+        found = targets_of_all(self.sources) if self.sources else ()
+        clients = [*self.named(), *map(self.client_of, found)]
+        return list({str(client): client for client in clients}.values())
 
 
 _KINDS = ("slurm", "nodes", "k8s")

@@ -39,6 +39,23 @@ def test_a_rank_that_is_slower_in_some_steps_only_is_imbalance() -> None:
     assert cause({0: [10, 20, 10, 20], 1: [20, 10, 20, 10]}, 1, 0) is Cause.IMBALANCE
 
 
+@pytest.mark.parametrize(
+    "second",
+    [
+        [13.0, 13.1, 13.0, 12.9],  # less slow than the first
+        [18.1, 17.9, 18.1, 17.9],  # as slow: each of the two is the slowest in half of the steps
+    ],
+)
+def test_each_of_two_slow_ranks_is_a_straggler(second: list[float]) -> None:
+    compute = {0: [10.0] * 4, 1: [18.0] * 4, 2: second, 3: [10.2, 9.8, 10.2, 9.8]}
+    assert [cause(compute, late, 0) for late in (1, 2, 3)] == [Cause.STRAGGLER, Cause.STRAGGLER, Cause.UNEXPLAINED]
+
+
+def test_work_that_moves_between_two_ranks_is_uneven() -> None:
+    compute = {0: [10.0] * 4, 1: [18.0, 10.0] * 2, 2: [10.0, 18.0] * 2, 3: [10.0] * 4}
+    assert {cause(compute, late, 0) for late in (1, 2)} == {Cause.IMBALANCE}
+
+
 def test_ranks_of_different_stages_are_uneven_and_never_stragglers() -> None:
     role = {0: 0, 1: 1}
     assert cause({0: [10] * 3, 1: [20] * 3}, 1, 0, role=role) is Cause.IMBALANCE

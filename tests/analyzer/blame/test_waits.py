@@ -6,7 +6,7 @@ import pytest
 
 from stepscope.core.vocabulary import Cause, TimeCategory
 from tests.analyzer.build import TraceBuilder
-from tests.analyzer.jobs import TRANSFER_US, overlapped_buckets
+from tests.analyzer.jobs import TRANSFER_US, node_of_a_slow_rank, overlapped_buckets, prefetched_gathers
 from tests.analyzer.readings import analyse, cause_us, rank_us, row_of
 
 WAIT_US = 4 * 160
@@ -50,6 +50,23 @@ def test_lateness_ends_with_an_operation_that_held_the_late_rank_up() -> None:
     analysis = analyse(*traces)
     assert rank_us(analysis, 0, TimeCategory.WAIT) == 4 * (200 + 100)
     assert cause_us(analysis, Cause.STRAGGLER) == 4 * 100
+
+
+def test_an_operation_that_ends_while_a_rank_waits_for_another_levels_nobody() -> None:
+    """Rank 2 was a kernel ahead of rank 0 at the end of their first reduction, and is not slower for that."""
+    analysis = analyse(*node_of_a_slow_rank())
+    waited = sum(rank_us(analysis, rank, TimeCategory.WAIT) for rank in range(4))
+    assert cause_us(analysis, Cause.STRAGGLER) == waited
+    assert row_of(analysis, Cause.STRAGGLER).ranks == [1]
+    assert cause_us(analysis, Cause.UNEXPLAINED) == cause_us(analysis, Cause.IMBALANCE) == 0
+
+
+def test_a_transfer_that_only_a_wait_exposed_has_the_cause_of_that_wait() -> None:
+    """Rank 0 gathers no more slowly than rank 2, which waits for it."""
+    analysis = analyse(*prefetched_gathers())
+    own = sum(rank_us(analysis, rank, TimeCategory.COMMUNICATION) for rank in range(4))
+    assert cause_us(analysis, Cause.COMMUNICATION) == own
+    assert row_of(analysis, Cause.DATA_LOADING).ranks == [1]
 
 
 def test_work_done_later_is_no_cause_where_a_late_host_explains_the_wait() -> None:

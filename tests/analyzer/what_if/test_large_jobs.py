@@ -17,5 +17,5 @@ def test_a_replay_of_too_many_events_is_not_built() -> None:
 
     what_if, (notice,) = replay_causes(build, [straggler], None, num_events=MAX_SLOTS + 1)
     assert (what_if, notice.code) == ([], "what_if_too_large")
-    assert "2,000,001 events to replay; run: stepscope whatif" in notice.message
+    assert "10,000,001 events to replay; run: stepscope whatif" in notice.message
     assert replay_causes(build, [], None, num_events=MAX_SLOTS + 1) == ([], [])

@@ -7,11 +7,13 @@ from dataclasses import replace
 from statistics import mean, median
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.analyzer.summaries import JobContext
+from stepscope.analyzer.what_if import transfer_edges
 from stepscope.analyzer.what_if.fixes import FIXES
 from stepscope.analyzer.what_if.replay import replay_times
 from stepscope.analyzer.what_if.whole_job import replay_model, what_if_job
@@ -156,8 +158,8 @@ kernel = st.tuples(st.integers(10, 2000), st.integers(200, 3000))
 
 
 @st.composite
-def schedules(draw: st.DrawFn) -> Schedule:
-    """Jobs of one to three ranks whose kernels take other times on every rank and in every step."""
+def schedules(draw: st.DrawFn, *, max_ranks: int = 3) -> Schedule:
+    """Jobs of a few ranks whose kernels take other times on every rank and in every step."""
     num_kernels = draw(st.integers(1, 3))
     steps = st.builds(
         lambda kernels, loader: plain_step(*kernels, loader=loader, transfer=100),
@@ -165,7 +167,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
         st.sampled_from([0, 0, 4000]),
     )
     own = st.lists(steps, min_size=3, max_size=3).map(tuple)
-    ranks = draw(st.lists(own, min_size=1, max_size=3))
+    ranks = draw(st.lists(own, min_size=1, max_size=max_ranks))
     return Schedule(tuple(ranks), draw(st.booleans()))
 
 
@@ -190,3 +192,29 @@ def test_nothing_happens_later_because_a_cause_is_gone(schedule: Schedule) -> No
         fixed = apply(model, model.base)
         if fixed is not None and cause is not Cause.IMBALANCE:  # which moves work to other ranks
             assert (replay_times(model.graph, fixed) <= before).all(), cause
+
+
+@settings(max_examples=20)
+@given(schedule=schedules(max_ranks=6))
+def test_one_node_for_the_last_arrival_changes_no_time(schedule: Schedule) -> None:
+    views = [view_of(trace) for trace in run(schedule)[0]]
+    times = []
+    for members in (2, 100):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(transfer_edges, "LARGE_COLLECTIVE", members)
+            model = replay_model(views)
+        assert model is not None
+        fixes = [apply(model, model.base) for apply in FIXES.values()]
+        of_ranks = slice(model.graph.layout.num_nodes - model.graph.layout.num_arrivals)
+        times.append([replay_times(model.graph, one)[of_ranks] for one in [model.base, *fixes] if one is not None])
+    assert all(np.array_equal(one, other) for one, other in zip(*times, strict=True))
+
+
+def test_the_graph_of_a_collective_grows_with_its_members() -> None:
+    steps = (plain_step((10, 300), (10, 200)),) * 3
+    slots = []
+    for num_ranks in (8, 16, 32):
+        model = replay_model([view_of(trace) for trace in run(Schedule((steps,) * num_ranks))[0]])
+        assert model is not None
+        slots.append(model.graph.num_slots)
+    assert slots[2] - slots[1] == pytest.approx(2 * (slots[1] - slots[0]), rel=0.01)

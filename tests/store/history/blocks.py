@@ -10,9 +10,9 @@ from stepscope.store.history.questions import Labels, LatestAnswer, SeriesAnswer
 from stepscope.store.history.samples import SampleBlock
 from stepscope.store.history.writer import HistoryWriter
 
-START = 1_795_813_200 * 10**9
-"""A full hour."""
-SECOND, MINUTE, HOUR = 10**9, 60 * 10**9, 3600 * 10**9
+START = 1_795_737_600 * 10**9
+"""Midnight, UTC."""
+SECOND, MINUTE, HOUR, DAY = 10**9, 60 * 10**9, 3600 * 10**9, 86400 * 10**9
 POWER, ENERGY = "stepscope_gpu_power_watts", "stepscope_gpu_energy_joules_total"
 
 

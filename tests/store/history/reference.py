@@ -103,7 +103,7 @@ class _History:
                 (one["job_kind"], one["job_id"])
                 for name, pairs in on_page
                 if name == "stepscope_gpu_job_info"
-                and (one := dict(pairs))["share"] == "exclusive"
+                and (one := dict(pairs)).get("share", "exclusive") == "exclusive"
                 and all(one.get(label) == labels.get(label) for label in key)
             }
             if len(holders) == 1:
@@ -136,12 +136,17 @@ def _step_value(question: Question, inside: Sequence[tuple[int, float]]) -> floa
 
 
 def _has(labels: Mapping[str, str], where: Where) -> bool:
-    return all(is_one_of(labels.get(label), values) for label, values in where.items())
+    of_job = {"job_kind", "job_id", *JOB_FACTS}
+    return all(
+        is_one_of(labels.get(label), values) and (label in labels or label not in of_job)
+        for label, values in where.items()
+    )
 
 
 def _group(labels: Mapping[str, str], by: Sequence[GroupBy]) -> Labels | None:
     """Labels of the group; None: the series belongs to no job or user, and so to no group."""
-    if (GroupBy.JOB in by and "job_id" not in labels) or (GroupBy.USER in by and "user" not in labels):
+    of_jobs = [group for group in (GroupBy.JOB, GroupBy.USER, GroupBy.TEAM) if group in by]
+    if any(GROUP_LABELS[group][-1] not in labels for group in of_jobs):
         return None
     names = {name for group in by for name in GROUP_LABELS[group]}
     return tuple(sorted((name, labels[name]) for name in names if name in labels))

@@ -57,10 +57,13 @@ def recorded_pages(draw: st.DrawFn, cluster: str, begin_ms: int) -> list[Recorde
                         totals[number] = draw(st.floats(0.0, 10.0))  # the driver was loaded again
                     values[ENERGY, gpu] = totals[number]
                     jobs = draw(st.sampled_from(["", "1", "1", "2", "1 2"])).split()
+                    share = (
+                        draw(st.sampled_from(["exclusive", "exclusive", "mps"])) if len(jobs) == 1 else "time_sliced"
+                    )
                     for job in jobs:
-                        values[job_info(gpu, job, "exclusive" if len(jobs) == 1 else "time_sliced")] = 1.0
-                for job, user in (("1", "ann"), ("2", "bob")):
-                    values["stepscope_job_info", labels(job_kind="slurm", job_id=job, user=user)] = 1.0
+                        values[job_info(gpu, job, share)] = 1.0
+                for job, facts in (("1", {"user": "ann", "team": "vision"}), ("2", {"user": "bob"})):
+                    values["stepscope_job_info", labels(job_kind="slurm", job_id=job, **facts)] = 1.0
                 pages.append(RecordedPage(target, time_ms, values))
             time_ms += draw(st.sampled_from([5_000, 10_000, 10_000, 9_997, 10_001, 10_003, 25_000]))
     return pages
@@ -72,8 +75,8 @@ questions = st.builds(
     by=st.lists(st.sampled_from([group for group in GroupBy if group is not GroupBy.RANK]), unique=True).map(tuple),
     statistic=st.sampled_from(Statistic),
     where=st.dictionaries(
-        st.sampled_from(["rack", "job_id", "user", "uuid"]),
-        st.sampled_from(["r0", ("r0", "r1"), "1", ("1", "2"), "ann", "A0", ()]),
+        st.sampled_from(["rack", "job_id", "user", "uuid", "gpu_instance"]),
+        st.sampled_from(["r0", ("r0", "r1"), "1", ("1", "2"), "ann", "A0", (), ""]),
         max_size=1,
     ),
 )
@@ -112,7 +115,7 @@ def test_answers_are_as_defined(
         newest = expected_latest(pages, asked, start_ms + 4 * step_ms, 45_000)
         for name, history in histories.items():
             answer = history.range(asked, time)
-            assert list(answer.groups) == sorted(expected), (name, asked)
+            assert list(answer.groups) == sorted(expected), (name, asked, set(answer.groups) ^ set(expected), time)
             for group, row in zip(answer.groups, answer.values, strict=True):
                 wanted = [expected[group].get(at, np.nan) for at in (answer.times_ns // _NS).tolist()]
                 np.testing.assert_allclose(row, wanted, rtol=1e-6, atol=1e-6, err_msg=f"{name} {asked} {group}")

@@ -17,10 +17,10 @@ import pytest
 
 from stepscope.core.errors import DataError
 from stepscope.store.history.embedded import EmbeddedHistory, history_at
-from stepscope.store.history.maintenance import Retention
+from stepscope.store.history.plans import Retention
 from stepscope.store.history.questions import GroupBy, Question, Statistic, TimeRange
 from stepscope.store.history.writer import HistoryWriter
-from tests.store.history.blocks import ENERGY, HOUR, MINUTE, POWER, SECOND, START, as_dict, block, gpu, maintain
+from tests.store.history.blocks import DAY, ENERGY, HOUR, MINUTE, POWER, SECOND, START, as_dict, block, gpu, maintain
 
 pytest.importorskip("duckdb")
 pytest.importorskip("pyarrow")
@@ -29,15 +29,16 @@ NUM_GPUS = 3
 
 
 def write(writer: HistoryWriter, begin: int, end: int, clock: list[int] | None = None) -> None:
-    """Append a sample of each GPU every 15 s, from minute `begin` to minute `end`; flush each."""
+    """Append a sample of each GPU every 15 s, from minute `begin` to minute `end`; flush each minute."""
     for sample in range(begin * 4 + 1, end * 4 + 1):
         time = START + sample * 15 * SECOND
         if clock is not None:
             clock[0] = time
         gpus = [gpu(index) for index in range(NUM_GPUS)]
         writer.append(block(gpus, time, **{POWER: [float(sample)] * NUM_GPUS, ENERGY: [sample * 30.0] * NUM_GPUS}))
-        writer.flush()
-        maintain(writer)
+        if sample % 4 == 0:
+            writer.flush()
+            maintain(writer)
 
 
 def count(history: EmbeddedHistory, minutes: int) -> float:
@@ -123,17 +124,57 @@ def test_damaged_and_foreign_files_are_left_out(tmp_path: Path, caplog: pytest.L
     assert lower == [120.5, 360.5, 600.5]  # of the minutes
 
 
+def test_small_files_of_a_day_become_one(tmp_path: Path) -> None:
+    """Samples every 20 minutes for two days and an hour, then one that is late, then without the catalog."""
+    clock = [START]
+    samples = [(step * 20 * MINUTE, float(step)) for step in range(1, 49 * 3 + 1)]
+
+    def ask() -> list[float | None]:
+        answer = history_at(tmp_path).range(Question(ENERGY, ()), TimeRange(START, START + 50 * HOUR, 2 * HOUR))
+        power = history_at(tmp_path).range(Question(POWER, ()), TimeRange(START, START + 49 * HOUR, 20 * MINUTE))
+        assert as_dict(power)[()] == [value for _, value in samples]
+        return as_dict(answer)[()]
+
+    def tiers(writer: HistoryWriter) -> dict[str, int]:
+        maintain(writer)
+        return {tier: sum(file.tier == tier for file in writer.catalog.files) for tier in ("raw", "1m", "10m")}
+
+    with HistoryWriter(tmp_path, clock=lambda: clock[0]) as writer:
+        for after, value in samples:
+            clock[0] = START + after
+            writer.append(block([gpu(0)], clock[0], **{POWER: [value], ENERGY: [value * 1200]}))
+            writer.flush()
+            maintain(writer)
+        assert tiers(writer) == {"raw": 2, "1m": 2, "10m": 2}
+        assert ask() == [1.0] * 25
+        late = START + 3 * HOUR + 10 * MINUTE
+        writer.append(block([gpu(1)], late, **{POWER: [7.0], ENERGY: [0.0]}))
+        writer.flush()
+        writer.compact()
+        assert tiers(writer) == {"raw": 3, "1m": 2, "10m": 2}  # the last hour is open
+        one = history_at(tmp_path).range(Question(POWER, where={"gpu": "1"}), TimeRange(START, START + DAY, MINUTE))
+        assert one.values[~np.isnan(one.values)].tolist() == [7.0]
+        assert one.times_ns[~np.isnan(one.values[0])].tolist() == [late]
+    (tmp_path / "history.json").unlink()
+    with HistoryWriter(tmp_path, clock=lambda: clock[0]) as writer:
+        writer.compact()
+        assert tiers(writer) == {"raw": 3, "1m": 2, "10m": 2}
+        assert as_dict(history_at(tmp_path).range(Question(ENERGY), TimeRange(START, START + DAY, DAY))) == {
+            gpu(0): [1.0]
+        }
+
+
 def test_a_damaged_segment_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with HistoryWriter(tmp_path, clock=lambda: START) as writer:
-        write(writer, 0, 2)
+        write(writer, 0, 8)
     segment = sorted((tmp_path / "segments").iterdir())[3]
     segment.write_bytes(segment.read_bytes()[:-9])
-    assert count(history_at(tmp_path), 2) == NUM_GPUS * 7
+    assert count(history_at(tmp_path), 8) == NUM_GPUS * 4 * 7
     assert "checksum is wrong" in caplog.text
     with HistoryWriter(tmp_path, clock=lambda: START) as writer:
         writer.compact()
     assert (tmp_path / "damaged" / "segments.000000000004.segment").is_file()
-    assert count(history_at(tmp_path), 2) == NUM_GPUS * 7
+    assert count(history_at(tmp_path), 8) == NUM_GPUS * 4 * 7
 
 
 def test_a_damaged_catalog_is_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -257,7 +298,7 @@ def test_a_kill_at_any_moment_loses_nothing_that_was_flushed(tmp_path: Path) -> 
         ]
 
 
-def test_a_history_on_an_object_store(tmp_path: Path) -> None:
+def test_a_history_on_an_object_store(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     import fsspec
 
     clock = [START]
@@ -271,8 +312,13 @@ def test_a_history_on_an_object_store(tmp_path: Path) -> None:
             assert count(history, 70) == NUM_GPUS * 70 * 4
             answer = history.range(Question(POWER, (GroupBy.NODE,)), TimeRange(START, START + HOUR, HOUR))
             assert answer.values.tolist() == [[120.5]]
+        memory = fsspec.filesystem("memory")
+        path = max(memory.ls(f"{url}/segments", detail=False))
+        memory.pipe_file(path, memory.cat_file(path)[:-7])
+        assert count(history_at(url), 70) == NUM_GPUS * 69 * 4
+        assert "is damaged" in caplog.text
         with HistoryWriter(url, clock=lambda: clock[0]) as writer:
             writer.compact()
-        assert count(history_at(url), 70) == NUM_GPUS * 70 * 4
+        assert count(history_at(url), 70) == NUM_GPUS * 69 * 4
     finally:
         fsspec.filesystem("memory").rm(url, recursive=True)

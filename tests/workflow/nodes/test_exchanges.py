@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import queue
 import socket
 import threading
 import time
@@ -17,10 +19,11 @@ from stepscope.agent.web.routes import Access, Reply, Request, Route, json_reply
 from stepscope.agent.web.server import AgentServer, ListenAddress
 from stepscope.agent.web.web_config import WebConfigReloader
 from stepscope.core.documents.node import NODE_PATH, node_document
-from stepscope.core.errors import UsageError
+from stepscope.core.errors import UnreachableError, UsageError
 from stepscope.workflow.nodes import exchanges as exchanges_module
 from stepscope.workflow.nodes.agent_client import MAX_BYTES, agent_client
 from stepscope.workflow.nodes.answers import NodeAnswer, answers_of
+from stepscope.workflow.nodes.exchanges import AgentExchanges, Body
 from tests.agent.web.certificates import self_signed
 from tests.workflow.nodes.made_nodes import device, node, served
 
@@ -181,3 +184,47 @@ def test_while_others_answer_a_slow_agent_has_more_time_and_not_for_ever() -> No
         answers = answers_of([agent_client(server.url) for server in servers], seconds=1.0)
     assert [bool(answer.node) for answer in answers] == [True, True, True, False]
     assert answers[3].error == "the agent has not answered within 1 s"
+
+
+def _requested(url: str, *, max_bytes: int = 1000) -> Body | UnreachableError:
+    """Answer to one request that allows gzip."""
+    answers: queue.SimpleQueue[Body | UnreachableError] = queue.SimpleQueue()
+    with AgentExchanges(seconds=5.0, most=1) as exchanges:
+        headers = {"Accept-Encoding": "gzip"}
+        exchanges.request(agent_client(url), "/metrics", answers.put, headers=headers, max_bytes=max_bytes)
+        return answers.get(timeout=20)
+
+
+def _packed(content: bytes, *, cut: int = 0) -> bytes:
+    body = gzip.compress(content)
+    body = body[: len(body) - cut]
+    return b"HTTP/1.0 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+
+
+@pytest.mark.parametrize(
+    ("content", "answer"),
+    [
+        (_packed(b"a 1\n"), (200, b"a 1\n")),
+        (_packed(b"a" * 1000), (200, b"a" * 1000)),
+        (b"HTTP/1.0 200 OK\r\n\r\na 1\n", (200, b"a 1\n")),
+        (_packed(b"a" * 1001), "answers more than"),
+        (b"HTTP/1.0 200 OK\r\n\r\n" + b"a" * 1001, "answers more than"),
+        (_packed(b"a 1\n", cut=4), "its answer ends too early"),
+        (b"HTTP/1.0 200 OK\r\nContent-Encoding: gzip\r\n\r\na 1\n", "its answer cannot be unpacked"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_one_request_with_an_answer_that_may_be_packed(content: bytes, answer: Body | str) -> None:
+    with _raw(content) as url:
+        found = _requested(url)
+    if isinstance(answer, str):
+        assert isinstance(found, UnreachableError)
+        assert answer in found.what
+    else:
+        assert found == answer
+
+
+def test_why_there_is_no_answer_is_its_cause() -> None:
+    found = _requested("127.0.0.1:9")
+    assert isinstance(found, UnreachableError)
+    assert isinstance(found.__cause__, ConnectionRefusedError)

@@ -1,0 +1,31 @@
+"""systemd unit of the recorder of the metric history: valid, and locked up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.conftest import DEPLOY, Run
+
+_UNIT = DEPLOY / "systemd/stepscope-history.service"
+
+
+@pytest.fixture
+def unit(tmp_path: Path) -> Path:
+    """The unit, of a program that is installed here."""
+    made = tmp_path / _UNIT.name
+    text = _UNIT.read_text()
+    assert "ExecStart=/opt/stepscope/bin/stepscope history run " in text
+    made.write_text(text.replace("/opt/stepscope/bin/stepscope", "/bin/true"))
+    return made
+
+
+def test_systemd_understands_it(unit: Path, run: Run) -> None:
+    done = run("systemd-analyze", "verify", unit)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_it_is_locked_up(unit: Path, run: Run) -> None:
+    done = run("systemd-analyze", "security", "--offline=yes", "--threshold=25", unit)
+    assert done.returncode == 0, done.stdout.splitlines()[-1]
