@@ -35,6 +35,7 @@ import numpy as np
 
 from benchmarks.history.fleet import METRICS, START_NS, Fleet, gpu_labels
 from benchmarks.history.servers import victoria_metrics_server
+from stepscope.store.history import maintenance
 from stepscope.store.history.catalog import TIER_MS
 from stepscope.store.history.embedded import history_at
 from stepscope.store.history.places import place_of
@@ -59,6 +60,7 @@ sys.stdin.read()
 
 def ingest(recording: Path, location: str, num_gpus: int, num_hours: int) -> dict[str, Any]:
     """Write the samples of a fleet; what it cost, and its size."""
+    maintenance.GRACE_SECONDS = 1
     fleet = Fleet(recording, num_gpus)
     now = [START_NS]
     writer = HistoryWriter(location, clock=lambda: now[0])
@@ -94,6 +96,8 @@ def ingest(recording: Path, location: str, num_gpus: int, num_hours: int) -> dic
             while maintain():
                 pass
     timed("compaction", writer.compact)
+    time.sleep(maintenance.GRACE_SECONDS + 0.1)
+    writer.maintain()  # removes the segments: hours pass faster here than readers need
     files = writer.catalog.files
     writer.close()
     samples = num_gpus * len(METRICS) * num_hours * 3600 // fleet.step_seconds

@@ -19,7 +19,7 @@ from stepscope.core.errors import from_os_error
 from stepscope.core.text.numbers import counted
 from stepscope.store.history.catalog import Catalog, described
 from stepscope.store.history.maintenance import Maintenance, segment_path
-from stepscope.store.history.places import place_of
+from stepscope.store.history.places import LocalPlace, place_of
 from stepscope.store.history.plans import Retention
 from stepscope.store.history.questions import HistoryEvent, HistoryMetric
 from stepscope.store.history.recovery import recovered_catalog
@@ -61,7 +61,7 @@ class HistoryWriter:
             if isinstance(error, OSError):
                 raise from_os_error(error, "cannot be written", where=self._place.location) from error
             raise
-        self._encoder = SegmentEncoder()
+        self._encoder = SegmentEncoder(packed=not isinstance(self._place, LocalPlace))
         self._guard = threading.Lock()
         self._flushing = threading.Lock()
         self._known: dict[tuple[str, ...], KnownEntities] = {}

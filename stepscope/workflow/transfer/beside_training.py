@@ -71,9 +71,14 @@ class UploadBesideTraining:
                 return is_whole
 
     def _upload(self) -> bool:
-        """Turns until nothing more is written and all has arrived; False where that takes too long."""
+        """Turns until nothing more is written and all has arrived; False where that takes too long.
+
+        Also where the folder is gone.
+        """
         num_failed, give_up_at = 0, float("inf")
         while True:
+            if not self._folder.is_dir():  # deleted
+                return False
             is_over = self._is_over()  # before the look at the files: what was written until then is uploaded
             if is_over and give_up_at == float("inf"):
                 give_up_at, num_failed = time.monotonic() + AFTER_TRAINING_SECONDS, 0

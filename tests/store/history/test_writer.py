@@ -298,7 +298,7 @@ def test_a_kill_at_any_moment_loses_nothing_that_was_flushed(tmp_path: Path) -> 
         ]
 
 
-def test_a_history_on_an_object_store(tmp_path: Path) -> None:
+def test_a_history_on_an_object_store(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     import fsspec
 
     clock = [START]
@@ -312,8 +312,13 @@ def test_a_history_on_an_object_store(tmp_path: Path) -> None:
             assert count(history, 70) == NUM_GPUS * 70 * 4
             answer = history.range(Question(POWER, (GroupBy.NODE,)), TimeRange(START, START + HOUR, HOUR))
             assert answer.values.tolist() == [[120.5]]
+        memory = fsspec.filesystem("memory")
+        path = max(memory.ls(f"{url}/segments", detail=False))
+        memory.pipe_file(path, memory.cat_file(path)[:-7])
+        assert count(history_at(url), 70) == NUM_GPUS * 69 * 4
+        assert "is damaged" in caplog.text
         with HistoryWriter(url, clock=lambda: clock[0]) as writer:
             writer.compact()
-        assert count(history_at(url), 70) == NUM_GPUS * 70 * 4
+        assert count(history_at(url), 70) == NUM_GPUS * 69 * 4
     finally:
         fsspec.filesystem("memory").rm(url, recursive=True)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ print(prof.where)
 
 
 def _start(
-    url: str, spool: Path, *, steps: int = 6, rank: int = 0, size: int = 1, **more: str
+    url: str, spool: Path, *, steps: int = 6, rank: int = 0, size: int = 1, more: Mapping[str, str] = {}
 ) -> subprocess.Popen[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("STEPSCOPE_", "AWS_"))}
     environment = kept | {
@@ -54,7 +55,7 @@ def _start(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=environment | more,
+        env={**environment, **more},
         cwd=spool.parent,
     )
 
@@ -90,7 +91,8 @@ def test_two_nodes_without_a_common_folder_make_one_run(tmp_path: Path) -> None:
 def test_a_store_that_does_not_answer_holds_nothing_up(tmp_path: Path) -> None:
     pytest.importorskip("s3fs", reason="s3fs is not installed")
     nowhere = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}
-    process = _start("s3://bucket/runs", tmp_path / "node", STEPSCOPE_UPLOAD_WAIT="2", **nowhere)
+    nowhere |= {"STEPSCOPE_UPLOAD_WAIT": "2"}
+    process = _start("s3://bucket/runs", tmp_path / "node", more=nowhere)
     began = time.monotonic()
     _, errors = _ended(process)
     assert time.monotonic() - began < 80.0  # the machine may be busy; nothing waits for minutes
@@ -117,7 +119,7 @@ def test_a_missing_driver_is_one_line_and_keeps_the_files(tmp_path: Path) -> Non
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "s3fs.py").write_text("raise ModuleNotFoundError('No module named s3fs', name='s3fs')")
     path = f"{tmp_path / 'broken'}{os.pathsep}{_ROOT}"
-    _, errors = _ended(_start("s3://bucket/runs", tmp_path / "node", steps=120, PYTHONPATH=path))
+    _, errors = _ended(_start("s3://bucket/runs", tmp_path / "node", steps=60, more={"PYTHONPATH": path}))
     lines = [line for line in errors.splitlines() if "s3fs" in line]
     assert len(lines) == 1, errors
     assert 'pip install "stepscope[s3]"' in lines[0]
