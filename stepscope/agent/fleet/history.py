@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from math import inf
 
 from stepscope.agent.polling import STALE_SECONDS, SourceState
@@ -213,7 +214,8 @@ class GpuHistory:
 
     def last(self, seconds: float) -> Sequence[GpuSample]:
         since = self.newest_ns - seconds * 1e9
-        return [sample for sample in self._samples if sample.time_ns > since]
+        newest_first = list(takewhile(lambda sample: sample.time_ns > since, reversed(self._samples)))
+        return newest_first[::-1]
 
     def _count(self, values: GpuValues) -> None:
         """Update the rates of counters, which are read less often: the last rate holds until the next reading."""
