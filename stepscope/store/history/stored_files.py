@@ -30,6 +30,7 @@ from stepscope.store.history.catalog import (
 from stepscope.store.history.maintenance import segment_number, segment_path
 from stepscope.store.history.parquet import entities_of, load_pyarrow
 from stepscope.store.history.places import LocalPlace, Place
+from stepscope.store.history.plans import remade_with
 from stepscope.store.history.questions import Labels
 from stepscope.store.history.samples import TableRows
 from stepscope.store.history.segments import Segment, SegmentDecoder, crc32
@@ -173,6 +174,7 @@ class HistoryFiles:
             damaged = [file for file in choice if not self.is_whole(file)]
             if not damaged:
                 return choice
+            damaged += remade_with([file for file in state.catalog.files if file.path in there], damaged)
             near = [file for file in near if file not in damaged]  # another resolution may stand in
             there.difference_update(file.path for file in damaged)
 
