@@ -184,6 +184,11 @@ def _columns(groups: Sequence[Labels], by: Sequence[GroupBy]) -> pd.Index:
 
 
 def _time_ns(time: Time) -> int:
+    """Time in ns since the epoch, in whole milliseconds as those of the history."""
+    return _exact_ns(time) // 10**6 * 10**6
+
+
+def _exact_ns(time: Time) -> int:
     try:
         if isinstance(time, (int, float)):
             return int(time * 1e9)

@@ -50,6 +50,10 @@ def test_range_has_a_row_a_step_and_a_column_a_group(history: History) -> None:
     assert by_node.iloc[0].to_dict() == {f"n{node}:9455": 100.0 * node + 5.0 for node in range(4)}
 
 
+def test_times_relative_to_now_are_accepted(history: History) -> None:
+    assert history.range("gpu_power_watts", start="-5min", step="1min").shape == (5, 0)
+
+
 def test_groups_statistics_and_labels(history: History) -> None:
     asked: dict[str, Any] = {"start": _START, "end": "2026-11-01T01:00Z", "step": 3600}
     racks = history.range("gpu_power_watts", by="rack", statistic="sum", **asked)
