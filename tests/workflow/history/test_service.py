@@ -317,3 +317,22 @@ def test_a_real_agent_on_a_made_driver(tmp_path: Path, monkeypatch: pytest.Monke
     assert set(values) == {71.722}
     assert store.codes() == {}
     assert recorder.status().counts.left_out.total() == 0
+
+
+def test_a_clock_that_is_set_is_one_line_and_stops_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ahead, real, real_ns = [0.0], time.time, time.time_ns
+    monkeypatch.setattr(time, "time", lambda: real() + ahead[0])
+    monkeypatch.setattr(time, "time_ns", lambda: real_ns() + int(ahead[0] * 1e9))
+    store = MemoryStore()
+    with PageServer(_counting()) as server:
+        with _recording(store, server.address) as recorder:
+            _until(lambda: recorder.status().counts.scrapes >= 2)
+            ahead[0] = -3600.0
+            before = recorder.status().counts.scrapes
+            _until(lambda: recorder.status().counts.scrapes >= before + 3)
+        (values,) = store.values("a").values()
+    assert sorted(value for _, value in values) == [float(number) for number in range(1, len(values) + 1)]
+    assert sum("the clock was set by -3600 s" in record.getMessage() for record in caplog.records) == 1
+    assert store.events == {}
