@@ -7,7 +7,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _TRAINING = ("every", "once", "profile", "profiled", "slow_step")
-_API = ("compare", "goodput", "hang", "health", "load", "memory", "nccl", "runs", "status", "trace_info")
+_API = ("compare", "goodput", "hang", "health", "history", "load", "memory", "nccl", "runs", "status", "trace_info")
 _EXPORTS = dict.fromkeys(_TRAINING, "stepscope.training") | dict.fromkeys(_API, "stepscope.api")
 
 __all__ = ["__version__", *_TRAINING, *_API, "training"]

@@ -262,7 +262,11 @@ def beside_victoria_metrics(recording: Path, folder: Path, num_gpus: int, num_ho
 def _moto() -> Iterator[None]:
     """An S3 server in a process of its own, in the environment of this one."""
     with subprocess.Popen(
-        [sys.executable, "-c", _MOTO], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", _MOTO],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
     ) as server:
         assert server.stdout is not None
         assert server.stdin is not None

@@ -13,16 +13,19 @@ try:
 except ModuleNotFoundError:
     raise ImportError('the Python API needs pandas: pip install "stepscope[notebook]"') from None
 
+from stepscope.api.history import History, history
 from stepscope.api.reports import Report, compare, goodput, hang, health, memory, nccl, runs, status, trace_info
 from stepscope.api.run import Run, load
 
 __all__ = [
+    "History",
     "Report",
     "Run",
     "compare",
     "goodput",
     "hang",
     "health",
+    "history",
     "load",
     "memory",
     "nccl",

@@ -23,6 +23,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "analyze": ("traces", "Attribute all GPU time to causes and give a verdict."),
     "capture": ("nodes", "Profile steps of a running job, without a restart."),
     "compare": ("traces", "Compare two runs, and fail on a regression."),
+    "cost": ("cost", "Show GPU-hours, energy and money by job, user, team or node."),
     "dashboard": ("training", "Serve the web app of runs and their verdicts."),
     "demo": ("training", "Train, profile and analyze on this machine, and print the verdict."),
     "doctor": ("machine", "Check driver, permissions, limits and settings of this machine."),

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import logging
-import time
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from stepscope.cli import CommandGroup
+from stepscope.cli.history_source import LOCATION, Opener, history_source, time_options
 from stepscope.cli.options import FILE, POSITIVE, agent_source_options, json_option
 from stepscope.cli.quantities import Size, Span
 from stepscope.cli.terminal.answers import print_report
-from stepscope.cli.terminal.history_table import print_history
-from stepscope.core.errors import UsageError
+from stepscope.cli.terminal.history_table import print_history, print_jobs
 
 if TYPE_CHECKING:
+    from stepscope.store.history.questions import TimeRange
     from stepscope.workflow.nodes.targets import AgentSources
 
 _log = logging.getLogger(__name__)
 
-LOCATION = "stepscope-history"
-"""Folder of the history unless one is named."""
 _history_option = click.option(
     "--history",
     "location",
@@ -142,28 +139,15 @@ def _serve(stack: ExitStack, recorder: Any, listen: str, web_config_file: Path |
 
 @history_command.command("query", short_help="Show a metric over time, by GPU, node, job, rack or user.")
 @click.argument("metric")
-@click.option(
-    "--history",
-    "location",
-    envvar="STEPSCOPE_HISTORY",
-    default=LOCATION,
-    metavar="DIR|URL",
-    help="Ask the history in this directory, at this fsspec URL, or in the Prometheus-compatible server at http://HOST.",
-)
+@history_source()
 @click.option(
     "--by",
     "groups",
     default="gpu",
     metavar="GROUP,...",
-    help="Group by gpu, node, job, rack, user, rank, several with commas, or none.",
+    help="Group by gpu, node, job, rack, user, team, rank, several with commas, or none.",
 )
-@click.option(
-    "--start", metavar="TIME", help="Begin at this time, as 2026-12-01T08:00Z.  [default: --last before --end]"
-)
-@click.option("--end", metavar="TIME", help="End at this time.  [default: now]")
-@click.option(
-    "--last", type=Span(), default="1h", metavar="SPAN", help="Begin this long before the end: 90min, 12h, 30d."
-)
+@time_options(last="1h")
 @click.option("--step", type=Span(), metavar="SPAN", help="Give a value for every so long.  [default: about 60 values]")
 @click.option(
     "--where", "labels", multiple=True, metavar="LABEL=VALUE", help="Only series with this label; repeatable."
@@ -181,33 +165,19 @@ def _serve(stack: ExitStack, recorder: Any, listen: str, web_config_file: Path |
     help="Show the N groups that deviate most from the median of their job.",
 )
 @click.option("--events", "with_events", is_flag=True, help="Show gaps, health events and verdicts of this time too.")
-@click.option(
-    "--token-file", type=FILE, envvar="STEPSCOPE_TOKEN_FILE", help="Read a Prometheus server's token from here."
-)
-@click.option("--ca-file", default="", show_default=False, metavar="FILE", help="Trust these CA certificates with it.")
-@click.option(
-    "--header",
-    "headers",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Send this header to it, as X-Scope-OrgID=TENANT; repeatable.",
-)
 @json_option
 def history_query_command(
     metric: str,
-    location: str,
+    open_history: Opener,
     groups: str,
-    start: str | None,
-    end: str | None,
-    last: float,
+    start_ns: int,
+    end_ns: int,
+    is_now: bool,
     step: float | None,
     labels: tuple[str, ...],
     statistic: str,
     top: int | None,
     with_events: bool,
-    token_file: Path | None,
-    ca_file: str,
-    headers: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Show METRIC over time: its last, mean, least and largest value of each group, and its course.
@@ -215,26 +185,36 @@ def history_query_command(
     METRIC is a whole name: stepscope_gpu_power_watts. Of a counter, values are its rate a second. Unknown is a dash.
     """
     from stepscope.store.history.questions import Question, Statistic
-    from stepscope.workflow.history.opening import open_history
     from stepscope.workflow.history.query import HistoryRequest, ask_history
 
-    token = ""
-    if token_file is not None:
-        from stepscope.agent.state_directory import read_agent_token
-
-        token = read_agent_token(token_file)
     question = Question(metric, _groups(groups), Statistic(statistic), _where(labels))
-    request = HistoryRequest(question, _time_range(start, end, last, step), top, with_events)
-    sent = dict(_header(text) for text in headers)
-    history = open_history(location, token=token, ca_file=ca_file, headers=sent)
-    print_report(ask_history(history, request), print_history, as_json=as_json)
+    time = _time_range(start_ns, end_ns, step, is_now=is_now)
+    print_report(
+        ask_history(open_history(), HistoryRequest(question, time, top, with_events)), print_history, as_json=as_json
+    )
 
 
-def _header(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise click.UsageError(f"--header takes NAME=VALUE, not {text!r}")
-    return name, value
+@history_command.command("jobs", short_help="List jobs that had GPUs, and their runs.")
+@history_source()
+@time_options(last="1d")
+@click.option("--runs", metavar="DIR", help="Join the runs in this folder with the jobs.")
+@json_option
+def history_jobs_command(
+    open_history: Opener,
+    start_ns: int,
+    end_ns: int,
+    is_now: bool,  # noqa: ARG001  the newest step ends now
+    runs: str | None,
+    as_json: bool,
+) -> None:
+    """List the jobs that had GPUs, live ones first, with their users, nodes and runs.
+
+    A job and a run meet where a rank of the run was connected to the agent of a GPU that the job had. With --runs also
+    by the scheduler's job that the run recorded, or by a GPU that both had at one time.
+    """
+    from stepscope.workflow.history.jobs import jobs_of_history
+
+    print_report(jobs_of_history(open_history(), start_ns, end_ns, runs=runs), print_jobs, as_json=as_json)
 
 
 def _where(texts: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
@@ -257,28 +237,16 @@ def _groups(text: str) -> Any:
     return tuple(dict.fromkeys(map(GroupBy, names)))
 
 
-def _time_range(start: str | None, end: str | None, last: float, step: float | None) -> Any:
+def _time_range(start_ns: int, end_ns: int, step: float | None, *, is_now: bool) -> TimeRange:
     """The range in whole steps. One until now ends with the step that is not over yet, and steps are at its multiples,
     so that the values of the others stay."""
     from stepscope.store.history.questions import TimeRange
     from stepscope.workflow.history.query import step_of
 
-    end_ns = time.time_ns() if end is None else _moment(end, "--end")
-    start_ns = end_ns - int(last * 1e9) if start is None else _moment(start, "--start")
     if step is not None and not step:
         raise click.UsageError("--step must be more than 0 s")
-    if start_ns >= end_ns:
-        raise UsageError(f"{start or 'the start'} is not before {end or 'now'}", what_next="check --start and --end")
     step_ns = step_of(end_ns - start_ns) if step is None else int(step * 1e9)
-    if start is None and end is None:
+    if is_now:
         end_ns += -end_ns % step_ns
         start_ns -= start_ns % step_ns
     return TimeRange(start_ns, end_ns, step_ns)
-
-
-def _moment(text: str, option: str) -> int:
-    try:
-        parsed = datetime.fromisoformat(text)
-        return int((parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()) * 10**9
-    except (ValueError, OverflowError):
-        raise click.UsageError(f"{option} takes a time such as 2026-12-01T08:00Z (UTC), not {text!r}") from None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stepscope.cli import CommandGroup, options
+from stepscope.cli.history_source import Opener, history_source
 from stepscope.cli.terminal.answers import print_document, print_report, print_warnings
 from stepscope.cli.terminal.console import file_progress
 from stepscope.core.text.numbers import counted, form, number_runs, unknown_name
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 @click.option("--network-gbits", type=options.POSITIVE, metavar="N", help="Assume N Gbit/s of each GPU's network card.")
 @click.option("--html", type=options.FILE, metavar="FILE", help="Also write the report as one HTML file.")
 @click.option("--keep/--no-keep", default=True, help="Keep the result in the run directory, if one is given.")
+@history_source(default=None, text="Take counters that the run has none of from the history")
 @options.fan_out_options
 @options.enters_only_run
 def analyze_command(
@@ -46,6 +48,7 @@ def analyze_command(
     network_gbits: float | None,
     html: Path | None,
     keep: bool,
+    open_history: Opener | None,
     fan_out: FanOut,
 ) -> None:
     """Attribute all GPU time to categories, follow each wait to its cause, and give a verdict.
@@ -79,6 +82,7 @@ def analyze_command(
             keep=keep,
             with_timelines=html is not None,
             network_bytes_per_second=network,
+            history=None if open_history is None else open_history(),
             fan_out=fan_out,
             on_progress=on_progress,
         )

@@ -46,8 +46,8 @@ class _Wrapper(click.Command):
 @click.option(
     "--out",
     default="runs",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Write the run into this folder of runs, which all ranks must reach.",
+    type=FOLDER,
+    help="Write the run into this folder of runs, which all ranks must reach, or upload it below this URL.",
 )
 @click.option("--run", metavar="NAME", help="Name the run.  [default: from the scheduler, torchrun or the time]")
 @click.option(
@@ -74,7 +74,7 @@ class _Wrapper(click.Command):
 @click.pass_context
 def run_command(
     ctx: click.Context,
-    out: Path,
+    out: str,
     run: str | None,
     first: int | None,
     active: int,
@@ -103,7 +103,8 @@ def run_command(
     if (first, every, active, warmup) != (None, None, DEFAULT_SCHEDULE.active, DEFAULT_SCHEDULE.warmup):
         start = (every or DEFAULT_SCHEDULE.first) if first is None else first
         schedule = Schedule(first=start, warmup=min(warmup, start), active=active, period=every)
-    options = RunOptions(str(out.absolute()), run, _ranks(ranks), schedule, with_stack, reduce, keep_traces)
+    out = out if "://" in out else str(Path(out).absolute())
+    options = RunOptions(out, run, _ranks(ranks), schedule, with_stack, reduce, keep_traces)
     replace_process(ctx.meta[_COMMAND], launch_environment(options, os.environ))
 
 

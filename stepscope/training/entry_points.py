@@ -34,6 +34,7 @@ def profile(
     live_verdict: float | str | None = None,
     reduce: str | None = None,
     keep_traces: str | None = None,
+    spool: str | os.PathLike[str] | None = None,
 ) -> Profile:
     """Measure a training loop: `with stepscope.profile(...) as prof:` and `prof.step()` after each optimizer step.
 
@@ -42,7 +43,8 @@ def profile(
 
     Args:
         run: the run's name, a folder inside `out`; by default from STEPSCOPE_RUN, Slurm, torchrun or the time.
-        out: folder of all runs, reachable by all ranks.
+        out: folder of all runs, reachable by all ranks; or a URL (s3://bucket/runs, any that fsspec writes): ranks
+            write into a folder of their node, which a process of lowest priority uploads.
         schedule: which steps to capture (`stepscope.every`); by default steps 4 to 6, on a GPU steps 24 to 26 and a
             light capture of steps 12 to 16, which shows how much the other slowed training.
         ranks: which ranks write traces: "auto" (the first 64), "all", or rank numbers. All write step telemetry.
@@ -74,6 +76,8 @@ def profile(
         keep_traces: with reduce="view" which traces stay once all views of a capture are there: "outliers" (slow ranks,
             those that differ, a median one), "all" or "none"; by default from STEPSCOPE_KEEP_TRACES, else "outliers".
             Traces of requested captures and light ones stay.
+        spool: where `out` is a URL, the folder of the node for files until they are uploaded; by default from
+            STEPSCOPE_SPOOL, else in the node's temporary directory.
     """
     arguments = dict(locals())
     is_on = arguments.pop("enabled") and not is_disabled(os.environ)

@@ -52,6 +52,7 @@ from stepscope.training.run.mesh import mesh_sizes
 from stepscope.training.run.rank_place import RankPlaceFile
 from stepscope.training.run.run_files import remove_leftovers
 from stepscope.training.run.shutdown import ShutdownHandler
+from stepscope.training.run.upload import NodeUpload, is_url, spool_folder
 from stepscope.training.settings.observed import ObservedSettings
 from stepscope.training.steps import spans
 from stepscope.training.steps.device_times import DeviceClock
@@ -140,6 +141,7 @@ class Profile:
         self._live_verdict: LiveVerdictTask | None = None
         self._captures: CaptureRunner | None = None
         self._reduction: TraceReduction | None = None
+        self._upload: NodeUpload | None = None
         self._listeners = StepListeners()
         self._annotation: Any = None
         self._settle_at_ns = self._read_at_ns = 0
@@ -272,10 +274,17 @@ class Profile:
             self._result = self._analyse()
         return self._result if isinstance(self._result, Analysis) else None
 
+    @property
+    def where(self) -> str:
+        """Where the run is to be read: its directory, or its URL; empty where nothing is written."""
+        if self.run_directory is None:
+            return ""
+        return str(self.run_directory) if self._upload is None else self._upload.run_url
+
     def summary(self) -> str:
         """The verdict as text, on rank 0 after the with block; elsewhere one line with the reason why there is none."""
         if self.result is not None and self.run_directory is not None:
-            return summary_text(self.result, self.run_directory)
+            return summary_text(self.result, self.where)
         if self._on:
             return "stepscope: no verdict yet; call summary() after the with block"
         return f"stepscope: {self._result or 'no verdict, as nothing was measured'}"
@@ -285,7 +294,11 @@ class Profile:
         assert self.run_directory is not None
         identity, latest = self._context.identity, None if self._captures is None else self._captures.latest
         if identity.rank != 0:
-            return f"rank 0 has the verdict of {self.run_directory}"
+            return f"rank 0 has the verdict of {self.where}"
+        if self._upload is not None and not all(
+            (self.run_directory / RankFile.STEPS.path(rank)).exists() for rank in range(identity.world_size)
+        ):
+            return f"other nodes have a part of the run; once all is uploaded: stepscope analyze {self.where}"
         if latest is None:
             return _analyse_run(self.run_directory, [])
         others = [replace(identity, rank=rank) for rank in range(identity.world_size)]
@@ -324,7 +337,9 @@ class Profile:
         self._schedule = schedule if on_gpu else replace(schedule, light=0)
         captures = captures_on_this_rank(settings.ranks, identity)
         labels = {str(name): str(value) for name, value in dict(settings.labels or {}).items()}
-        out = Path(settings.out).absolute()  # also after the script has changed its directory
+        goes_to_url = is_url(settings.out)
+        # absolute: the script may change its directory
+        out = spool_folder(str(settings.out), settings.spool) if goes_to_url else Path(settings.out).absolute()
         begun = open_step_file(out / choose_run_name(settings.run, identity), identity, settings.first_step)
         self.run_directory, self._writer = begun.run_directory, begun.writer
         attempt, first_step = begun.continuation.attempt, begun.continuation.first_step
@@ -366,7 +381,10 @@ class Profile:
             reached.begin(attempt, first_step, time.time_ns())
             self._log.reached = reached.places
         remove_leftovers(self.run_directory, identity.rank)
-        self._reduction = trace_reduction(context)
+        self._reduction = reduction = trace_reduction(context)
+        if goes_to_url:
+            reduces = reduction is not None
+            self._upload = NodeUpload(self.run_directory, str(settings.out), identity.rank, reduces=reduces)
         self._captures = CaptureRunner(
             self._agent_link.plan,
             functools.partial(_new_recording, context),
@@ -392,7 +410,7 @@ class Profile:
         link = self._agent_link
         place = RankPlaceFile(self.run_directory, identity, lambda: link.gpu_uuid)
         place.run_task()
-        own = [self._writer, self._manifest, self._counters, place, self._live_verdict, self._reduction]
+        own = [self._writer, self._manifest, self._counters, place, self._live_verdict, self._reduction, self._upload]
         tasks = [*own, *self._run_delay, *made]
         self._background_loop = BackgroundLoop(each for each in tasks if isinstance(each, PeriodicTask))
         self._background_loop.start()
@@ -448,6 +466,8 @@ class Profile:
             missed = None if record is None or has_trace else self._schedule.missed_by(record.index - first_step)
             if missed is not None:
                 logger.warning(missed)
+        if self._upload is not None:
+            self._upload.close(is_signal=ended == "signal")
         self._turn_off()
 
     def _note_signal(self, is_deadly: bool) -> None:
@@ -646,7 +666,7 @@ def _analyse_run(run_directory: Path, expected: Sequence[Path]) -> Analysis | st
         return f"no verdict: {type(error).__name__}: {error}; try `stepscope analyze {run_directory} --debug`"
 
 
-def summary_text(analysis: Analysis, run_directory: Path) -> str:
+def summary_text(analysis: Analysis, where: str | Path) -> str:
     """Text of `Profile.summary()`: the verdict as `stepscope analyze` prints it, and where to find more."""
     lines = [headline(analysis), *verdict_text(analysis).lines()]
-    return "\n".join([*lines, f"more: stepscope analyze {run_directory}"])
+    return "\n".join([*lines, f"more: stepscope analyze {where}"])

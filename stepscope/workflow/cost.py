@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +94,9 @@ def read_cost(
     shares = allocate(cards, step_ns / 1e9)
     jobs, notices = reader.jobs({job for job, _, _ in shares if job is not None}, _waste_of_runs(runs))
     hours = step_ns / 3.6e12
-    held = {key: share for key, share in shares.items() if key[0] is not None}
-    free = {key: share for key, share in shares.items() if key[0] is None}
+    held = figures({key: share for key, share in shares.items() if key[0] is not None}, hours, rates)
+    free = figures({key: share for key, share in shares.items() if key[0] is None}, hours, rates)
+    free = replace(free, busy_hours=0.0)  # kernels of nobody that is known are nobody's use
     unpriced = sorted({model or "an unknown model" for _, _, model in shares if rates and rates.rate(model) is None})
     if unpriced:
         notices.append(Notice("no_rate", f"the rate card has no price of {listed(unpriced, 4)}"))
@@ -105,9 +107,9 @@ def read_cost(
         step_ns=step_ns,
         num_cards=len(cards),
         rows=cost_rows(shares, jobs, by, hours, rates),
-        held=figures(held, hours, rates),
-        free=figures(free, hours, rates),
-        cards=figures(shares, hours, rates),
+        held=held,
+        free=free,
+        cards=replace(figures(shares, hours, rates), busy_hours=held.busy_hours),
         currency=None if rates is None else rates.currency,
         warnings=notices,
     )

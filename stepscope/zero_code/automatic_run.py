@@ -14,7 +14,6 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from stepscope.core.loader_waits import LoaderWaits
@@ -232,7 +231,7 @@ class AutomaticRun:
         if profile is not None:
             profile.__exit__(getattr(sys, "last_type", None), None, None)
             if self._speaks:
-                print_run_directory(profile.run_directory, self._num_steps)
+                print_next_steps(profile.where, self._num_steps)
         elif not was_off and prints_on_this_rank() and not _was_profiled():
             no_update = NO_UPDATE if self._has_optimizer else NO_OPTIMIZER
             print_line(IN_COMPILED_CODE if self.has_unseen_update else no_update)
@@ -302,10 +301,14 @@ def prints_on_this_rank() -> bool:
     return identify_process().rank == 0
 
 
-def print_run_directory(run_directory: Path | None, num_steps: int) -> None:
-    """Print the last line of `stepscope run`: what to do next; nothing where measuring stopped, which logged why."""
-    if run_directory is not None:
-        next_steps = f"stepscope analyze {run_directory}, stepscope steps {run_directory}"
+def print_next_steps(run: str, num_steps: int) -> None:
+    """Print the last line of `stepscope run`: what to do next; nothing where measuring stopped, which logged why.
+
+    Args:
+        run: its directory or URL; empty where nothing is written.
+    """
+    if run:
+        next_steps = f"stepscope analyze {run}, stepscope steps {run}"
         print_line(f"{counted(num_steps, 'step')} measured; next: {next_steps}")
 
 

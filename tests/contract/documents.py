@@ -34,6 +34,7 @@ from stepscope.cli.nodes import _print_document as print_top
 from stepscope.cli.workload.suite import _print_cases as print_cases
 from stepscope.core.documents.analysis import Analysis, CaptureAnalyses
 from stepscope.core.documents.comparison import Comparison
+from stepscope.core.documents.cost import CostReport
 from stepscope.core.documents.goodput import GoodputReport
 from stepscope.core.documents.hang import RANK_STATE_SCHEMA, STUCK_SCHEMA, HangReport, LiveHang, RankState, StuckReport
 from stepscope.core.documents.health import (
@@ -43,7 +44,7 @@ from stepscope.core.documents.health import (
     health_document,
     health_list_document,
 )
-from stepscope.core.documents.history import HistoryReport
+from stepscope.core.documents.history import HistoryReport, JobsReport
 from stepscope.core.documents.machine_checks import DOCTOR_SCHEMA, PREFLIGHT_SCHEMA, Doctor, Preflight
 from stepscope.core.documents.memory import MemoryComparison, MemoryReport
 from stepscope.core.documents.nccl import NcclReport, nccl_document
@@ -138,8 +139,10 @@ def _with_schema() -> Iterator[list[Any]]:
     yield _encoded(Comparison, encode_document)
     yield _encoded(NcclReport, lambda report: encode_document(nccl_document(report)))
     for kind in (
+        CostReport,
         GoodputReport,
         HistoryReport,
+        JobsReport,
         HangReport,
         MemoryReport,
         MemoryComparison,

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from stepscope.api.run import Run
+from stepscope.store.history.writer import HistoryWriter
+from tests.store.history.blocks import MINUTE, POWER, START, block, gpu, maintain
 
 _ROOT = Path(__file__).parents[2]
 _RECORDED = _ROOT / "tests/reference_workloads/suite/recorded/ddp-straggler"
@@ -23,6 +25,20 @@ def test_the_code_of_a_guide_runs(page: str, tmp_path: Path, monkeypatch: pytest
     shutil.copytree(_RECORDED, tmp_path / "runs/gpt-7b")
     monkeypatch.chdir(tmp_path)
     _run(page, _BLOCK.findall((_ROOT / "docs" / page).read_text()))
+
+
+def test_the_code_of_the_history_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("duckdb", "pandas", "polars", "pyarrow"):
+        pytest.importorskip(package)
+    clock = [START]
+    with HistoryWriter(tmp_path / "history", clock=lambda: clock[0]) as writer:
+        for minute in range(1, 130):
+            clock[0] = START + minute * MINUTE
+            writer.append(block([gpu(0, rack="r1"), gpu(1, rack="r1")], clock[0], **{POWER: [100.0, 300.0]}))
+            writer.flush()
+            maintain(writer)
+    monkeypatch.chdir(tmp_path)
+    _run("guides/history.md", _BLOCK.findall((_ROOT / "docs/guides/history.md").read_text()))
 
 
 @pytest.mark.parametrize("notebook", sorted(path.name for path in (_ROOT / "docs/notebooks").glob("*.ipynb")))
@@ -37,8 +53,8 @@ def test_the_cells_of_a_notebook_run(notebook: str, tmp_path: Path, monkeypatch:
 def _run(page: str, blocks: list[str]) -> None:
     assert blocks
     names: dict[str, object] = {}
-    for block in blocks:
-        exec(compile(block, page, "exec"), names)
+    for code in blocks:
+        exec(compile(code, page, "exec"), names)
 
 
 def test_the_reference_lists_every_frame(monkeypatch: pytest.MonkeyPatch) -> None:

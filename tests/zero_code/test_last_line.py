@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 
 import pytest
 
-from stepscope.zero_code.automatic_run import print_line, print_run_directory, prints_on_this_rank
+from stepscope.zero_code.automatic_run import print_line, print_next_steps, prints_on_this_rank
 
 
 @pytest.mark.parametrize(("num_steps", "words"), [(1, "1 step measured"), (20, "20 steps measured")])
 def test_it_tells_how_many_steps_and_where(num_steps: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    print_run_directory(Path("runs/a"), num_steps)
-    print_run_directory(None, num_steps)
+    print_next_steps("runs/a", num_steps)
+    print_next_steps("", num_steps)
     assert capsys.readouterr().err == f"stepscope: {words}; next: stepscope analyze runs/a, stepscope steps runs/a\n"
 
 

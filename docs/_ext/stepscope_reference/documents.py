@@ -12,10 +12,11 @@ from typing import Any
 from stepscope.agent.sources import AgentCheck
 from stepscope.core.documents.analysis import Analysis, CaptureAnalyses
 from stepscope.core.documents.comparison import Comparison
+from stepscope.core.documents.cost import CostReport
 from stepscope.core.documents.goodput import GoodputReport
 from stepscope.core.documents.hang import HangReport, LiveHang, RankState
 from stepscope.core.documents.health import HealthList, NodeHealth
-from stepscope.core.documents.history import HistoryReport
+from stepscope.core.documents.history import HistoryReport, JobsReport
 from stepscope.core.documents.machine_checks import Doctor, Preflight
 from stepscope.core.documents.memory import MemoryComparison, MemoryReport
 from stepscope.core.documents.nccl import NcclReport
@@ -42,12 +43,14 @@ _TYPES: Mapping[str, type] = {
     "stepscope.bench/1": Bench,
     "stepscope.captures/1": CaptureAnalyses,
     "stepscope.compare/1": Comparison,
+    "stepscope.cost/1": CostReport,
     "stepscope.doctor/1": Doctor,
     "stepscope.goodput/1": GoodputReport,
     "stepscope.hang/1": HangReport,
     "stepscope.health-list/1": HealthList,
     "stepscope.health/1": NodeHealth,
     "stepscope.history/1": HistoryReport,
+    "stepscope.history-jobs/1": JobsReport,
     "stepscope.live-hang/1": LiveHang,
     "stepscope.live-verdict/1": LiveVerdict,
     "stepscope.memory-comparison/1": MemoryComparison,

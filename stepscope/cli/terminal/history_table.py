@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stepscope.cli.terminal.console import report_console, report_table
-from stepscope.core.documents.history import AskedGroup, HistoryReport, PastEvent
+from stepscope.core.documents.history import AskedGroup, HistoryReport, JobsReport, PastEvent
 from stepscope.core.errors import printable
 from stepscope.core.text.numbers import UNKNOWN, counted, moment, percent, significant
 
@@ -98,3 +98,29 @@ def _deviation(group: AskedGroup) -> str:
     sign = "+" if group.deviation > 0 else ""
     ratio = "" if group.deviation_ratio is None else f" ({sign}{percent(group.deviation_ratio)})"
     return f"{sign}{_number(group.deviation)}{ratio}"
+
+
+MAX_JOBS = 60
+
+
+def print_jobs(report: JobsReport) -> None:
+    """Print the jobs as a table."""
+    console = report_console()
+    console.print(f"{counted(len(report.jobs), 'job')}, {moment(report.start_ns)} to {moment(report.end_ns)}")
+    if not report.jobs:
+        return
+    table = report_table("job", "user", "team", ">GPUs", ">nodes", "first seen", "last seen", "runs")
+    for job in report.jobs[:MAX_JOBS]:
+        table.add_row(
+            printable(job.id),
+            printable(job.user or UNKNOWN),
+            printable(job.team or UNKNOWN),
+            str(job.num_gpus),
+            str(len(job.nodes)),
+            moment(job.first_ns),
+            "live" if job.is_live else moment(job.last_ns),
+            printable(", ".join(job.runs)),
+        )
+    console.print(table)
+    if len(report.jobs) > MAX_JOBS:
+        console.print(f"{counted(len(report.jobs) - MAX_JOBS, 'more job')}; --json has all")

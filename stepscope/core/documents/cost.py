@@ -19,8 +19,8 @@ class CostFigures:
 
     Attributes:
         gpu_hours: held by jobs, or of the cards.
-        busy_hours: of them, those of devices on which kernels ran.
-        held_but_idle_hours: of them, those of devices on which no kernel ran for minutes.
+        busy_hours: of them, those of jobs on whose devices kernels ran.
+        held_but_idle_hours: of them, those of jobs on whose devices no kernel ran for minutes.
         unknown_hours: of them, those whose use is not known.
         energy_kwh: of the cards, by time; None where no card said its power.
         money: in the rate card's currency; None where a rate is missing.

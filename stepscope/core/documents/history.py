@@ -1,4 +1,4 @@
-"""Answer of the metric history to one question (`stepscope.history/1`), as `stepscope history query` prints it."""
+"""Answers of the metric history: to one question (`stepscope.history/1`), and its jobs (`stepscope.history-jobs/1`)."""
 
 from __future__ import annotations
 
@@ -97,3 +97,47 @@ class HistoryReport:
     events: list[PastEvent] | None = None
     warnings: list[Notice] = field(default_factory=list)
     schema: str = HISTORY_SCHEMA
+
+
+JOBS_SCHEMA = "stepscope.history-jobs/1"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedJob:
+    """Jobs document: a job that had GPUs.
+
+    Attributes:
+        user, team: None where the job's node did not know them.
+        nodes: addresses of the agents.
+        num_gpus: GPUs and MIG instances that it had at any time.
+        first_ns, last_ns: when it was seen, ns since the epoch, by whole steps.
+        is_live: whether it was there in the last steps.
+        runs: names of runs whose ranks trained on its GPUs.
+    """
+
+    kind: str
+    id: str
+    user: str | None
+    team: str | None
+    nodes: list[str]
+    num_gpus: int
+    first_ns: int
+    last_ns: int
+    is_live: bool
+    runs: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class JobsReport:
+    """The document `stepscope.history-jobs/1`: jobs in the metric history, the latest first.
+
+    Attributes:
+        start_ns, end_ns, step_ns: the time, ns since the epoch, and how finely it was looked at.
+    """
+
+    start_ns: int
+    end_ns: int
+    step_ns: int
+    jobs: list[RecordedJob]
+    warnings: list[Notice] = field(default_factory=list)
+    schema: str = JOBS_SCHEMA

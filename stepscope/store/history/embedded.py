@@ -72,6 +72,7 @@ FACTS_OF_JOB = "stepscope_job_info"
 _BY_JOB = {GroupBy.JOB, GroupBy.USER, GroupBy.TEAM}
 _JOB = GROUP_LABELS[GroupBy.JOB]
 _GPU = GROUP_LABELS[GroupBy.GPU]
+_DEVICE = ("instance", "uuid", "gpu_instance")
 _OF_JOB = frozenset({*_JOB, *JOB_FACTS})
 """Labels that a series has of its job, if not of its own."""
 
@@ -214,25 +215,29 @@ class EmbeddedHistory:
         except OSError as error:
             raise UnreachableError(f"cannot be read ({error})", where=self._place.location) from error
         newest = max((number for number in (*listed, *self._segments) if number is not None), default=0)
-        found: dict[int, Segment | None] = {}
-        number = catalog.compacted
-        is_next = True
-        while (number := number + 1) <= newest or (is_next and isinstance(self._place, LocalPlace)):
-            is_next = False
-            path = segment_path(number)
-            try:
-                if number in self._segments:
-                    found[number] = self._segments[number]
-                else:
-                    found[number] = self._decoder.decode(self._place.read(path), self._place.path(path))
-            except DataError as error:
-                _LOG.warning("%s", error)
-                found[number] = None
-            except OSError:  # removed, or not written yet
-                continue
-            is_next = True
+        newest = max(newest, catalog.compacted)
+        found = {number: one for number, one in self._segments.items() if number > catalog.compacted}
+        new = [number for number in range(catalog.compacted + 1, newest + 1) if number not in found]
+        try:
+            for number, content in zip(new, self._place.read_many([segment_path(one) for one in new]), strict=True):
+                if content is not None:
+                    found[number] = self._segment(number, content)
+            number = newest
+            while isinstance(self._place, LocalPlace) and (number := number + 1):
+                found[number] = self._segment(number, self._place.read(segment_path(number)))
+        except FileNotFoundError:  # not written yet
+            pass
+        except OSError as error:
+            raise UnreachableError(f"cannot be read ({error})", where=self._place.location) from error
         self._segments = found
-        return {number: segment for number, segment in found.items() if segment is not None}
+        return {number: segment for number, segment in sorted(found.items()) if segment is not None}
+
+    def _segment(self, number: int, content: memoryview) -> Segment | None:
+        try:
+            return self._decoder.decode(content, self._place.path(segment_path(number)))
+        except DataError as error:
+            _LOG.warning("%s", error)
+            return None
 
     def _files(self, state: _State, metric: str, tiers: Sequence[str], start_ms: int, end_ms: int) -> list[StoredFile]:
         """Files with rows of a metric in (start, end]."""
@@ -464,7 +469,7 @@ class _Jobs:
         device, job = [], []
         self.extra: dict[int, dict[str, str]] = {}
         for one in labels:
-            device.append(devices.setdefault(_some(one, _GPU), len(devices)))
+            device.append(devices.setdefault(_device(one), len(devices)))
             job.append(index.setdefault(_some(one, _JOB), len(index)))
             self.extra.setdefault(job[-1], {}).update(pair for pair in one if pair[0] not in _GPU)
         for place in np.argsort(newest[:, -1], kind="stable") if newest.size else ():
@@ -484,12 +489,18 @@ class _Jobs:
                 self.index[own] = len(self.labels)
                 self.labels.append(own)
             return np.full(num_steps, self.index[own], np.int64)
-        device = self._devices.get(_some(labels, _GPU))
+        device = self._devices.get(_device(labels))
         return np.full(num_steps, NONE, np.int64) if device is None else self._owner[device]
 
     def fact(self, job: int, name: str) -> str | None:
         """A label of a job."""
         return dict(self.labels[job]).get(name) or self.extra.get(job, {}).get(name)
+
+
+def _device(labels: Labels) -> Labels:
+    """What identifies a GPU or MIG instance: its UUID, which series of its ranks have too, else its number."""
+    uuid = _some(labels, _DEVICE)
+    return uuid if any(name == "uuid" for name, _ in uuid) else _some(labels, _GPU)
 
 
 def _some(labels: Labels, names: Iterable[str]) -> Labels:

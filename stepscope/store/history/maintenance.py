@@ -164,11 +164,11 @@ class Maintenance:
             return False
         parts: dict[tuple[str, ...], list[TableRows]] = defaultdict(list)
         events: list[HistoryEvent] = []
-        for number in batch:
-            path = segment_path(number)
+        paths = [segment_path(number) for number in batch]
+        for path, content in zip(paths, self._place.read_many(paths), strict=True):
             try:
-                segment = self._decoder.decode(self._place.read(path), self._place.path(path))
-            except (DataError, FileNotFoundError) as error:
+                segment = self._decoder.decode(content or memoryview(b""), self._place.path(path))
+            except DataError as error:
                 set_aside(self._place, path, error)
                 continue
             events += segment.events

@@ -8,7 +8,7 @@ import mmap
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from stepscope.store.files import write_whole
 
 LEASE_SECONDS = 120.0
 """A writer of a URL that has not renewed its lease for so long is gone."""
+_AT_ONCE = 64
 _LOCK, _LEASE = "writer.lock", "writer.lease"
 
 
@@ -31,6 +32,10 @@ class Place(Protocol):
 
     def read(self, name: str) -> memoryview:
         """Content of a whole file."""
+        ...
+
+    def read_many(self, names: Sequence[str]) -> Iterator[memoryview | None]:
+        """Contents of whole files, None of one that is not there."""
         ...
 
     def write(self, name: str, content: bytes | memoryview) -> None:
@@ -110,6 +115,14 @@ class LocalPlace:
                 return memoryview(b"")
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
+    def read_many(self, names: Sequence[str]) -> Iterator[memoryview | None]:
+        """See Place."""
+        for name in names:
+            try:
+                yield self.read(name)
+            except FileNotFoundError:
+                yield None
+
     def write(self, name: str, content: bytes | memoryview) -> None:
         """See Place."""
         path = self._folder / name
@@ -118,7 +131,7 @@ class LocalPlace:
             write_whole(path, content)  # type: ignore[arg-type]  # it takes any buffer
             _sync_folder(path.parent)
         except DataError as error:
-            raise OSError(error.what) from error
+            raise error.__cause__ if isinstance(error.__cause__, OSError) else OSError(error.what) from error
 
     def sizes(self, folder: str) -> dict[str, int]:
         """See Place."""
@@ -233,6 +246,24 @@ class UrlPlace:
         """See Place."""
         with _as_os_errors():
             return memoryview(self._fs.cat_file(self._full(name)))
+
+    def read_many(self, names: Sequence[str]) -> Iterator[memoryview | None]:
+        """See Place. Some at once: each waits for its answer most of the time."""
+        for place in range(0, len(names), _AT_ONCE):
+            some = [self._full(name) for name in names[place : place + _AT_ONCE]]
+            with _as_os_errors():
+                found = self._fs.cat(some, on_error="return") if len(some) > 1 else self._cat_one(some[0])
+            for full in some:
+                content = found[full]
+                if isinstance(content, Exception) and not isinstance(content, FileNotFoundError):
+                    raise StoreError(f"{type(content).__name__}: {content}") from content
+                yield None if isinstance(content, Exception) else memoryview(content)
+
+    def _cat_one(self, full: str) -> dict[str, Any]:
+        try:
+            return {full: self._fs.cat_file(full)}
+        except FileNotFoundError as error:
+            return {full: error}
 
     def write(self, name: str, content: bytes | memoryview) -> None:
         """See Place."""

@@ -160,7 +160,8 @@ class HistoryWriter:
         return self._maintenance.step()
 
     def compact(self) -> None:
-        """Move all segments into Parquet files now, also those of the hour that is not over."""
+        """Flush, and move all segments into Parquet files now, also those of the hour that is not over."""
+        self.flush()
         while self._maintenance.step(is_last=True):
             pass
 

@@ -55,6 +55,7 @@ class ProfileSettings:
     live_verdict: float | str | None = None
     reduce: str | None = None
     keep_traces: str | None = None
+    spool: str | os.PathLike[str] | None = None
 
     def warnings(self, mesh: Mapping[str, int], world_size: int) -> list[str]:
         """One line for the log for each argument that does not fit the job."""

@@ -268,9 +268,13 @@ def _captures_of_run(run: Path, notices: list[Notice] | None = None) -> list[Cap
 
 def _of_remote_run(run: RemoteRun, capture: Choice, notices: list[Notice]) -> TraceFiles:
     """The files of a run below a URL; raises as `find_trace_files`."""
-    names = sorted((name for name in run.traces if _CAPTURE.search(name)), key=_attempt_and_first_step)
-    captures = [Capture(name, sorted(filter(_names_a_trace, run.traces[name]), key=natural_order)) for name in names]
-    captures = [each for each in captures if each.files]
+    names = {*run.traces, *captures_with_records(run.folder)}
+    captures = []
+    for name in sorted(filter(_CAPTURE.search, names), key=_attempt_and_first_step):
+        there = {url.rpartition("/")[2]: url for url in run.traces.get(name, ()) if _names_a_trace(url)}
+        removed = _with_removed(run.folder / TRACES_FOLDER / name, [], notices)
+        files = there | {Path(path).name: path for path in removed if Path(path).name not in there}
+        captures += [Capture(name, sorted(files.values(), key=natural_order))] if files else []
     if not captures:
         raise NoCaptureError(run.folder, run.url)
     chosen = choose(captures, capture, notices)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import secrets
 import shutil
-import struct
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
@@ -19,6 +17,7 @@ import msgspec
 from stepscope.core.documents import run_directory as layout
 from stepscope.core.documents.upload import UPLOAD_SCHEMA, NodeUpload
 from stepscope.core.errors import DataError, from_os_error
+from stepscope.core.file_locks import is_locked_by_another
 from stepscope.store.documents import decode_document, decode_manifest
 from stepscope.store.runs import is_run as is_whole_run
 from stepscope.workflow.inputs.object_stores import store_error, store_errors
@@ -177,22 +176,12 @@ def _remove(folder: Path) -> None:
         raise errors[0]
 
 
-_LOCK = struct.Struct("@hhqqi")
-"""struct flock of 64-bit Linux: type, whence, start, length, process."""
-
-
 def locked_file(run: Path) -> str | None:
-    """A file of the run that lines are appended to now, by the lock of the process that does so; None without one.
-
-    Asking takes no lock, which a starting process could meet.
-    """
+    """A file of the run that another process appends to now, by that process's lock; None without one."""
     for folder in (layout.STEPS_FOLDER, layout.METRICS_FOLDER):
         for path in sorted((run / folder).glob("rank*.jsonl")):
-            with suppress(OSError), path.open("rb") as file:
-                asked = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-                kind, *_ = _LOCK.unpack(fcntl.fcntl(file, fcntl.F_GETLK, asked))
-                if kind != fcntl.F_UNLCK:
-                    return f"{folder}/{path.name}"
+            if is_locked_by_another(path):
+                return f"{folder}/{path.name}"
     return None
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import BinaryIO, NamedTuple
 
 from stepscope.core.documents import run_directory as layout
 
-STATE_FILE = ".upload-state"
-"""Of an upload beside training: one JSON object for the training process."""
 LOCK_FILE = ".upload-lock"
 COPY_FILE = ".upload-copy"
 
@@ -78,6 +77,8 @@ def files_of_node(folder: Path) -> list[NodeFile]:
                     pending.append((f"{name}/", entry.path))
                 elif entry.is_file():
                     state = entry.stat()
+                    if not state.st_size and name.startswith(f"{layout.FLIGHT_FOLDER}/"):
+                        continue  # opened in case that a step does not end
                     found.append(NodeFile(name, state.st_size, state.st_mtime_ns))
             except OSError:
                 continue
@@ -87,6 +88,15 @@ def files_of_node(folder: Path) -> list[NodeFile]:
 def _place(file: NodeFile) -> tuple[int, int, str]:
     place = next((place for place, start in enumerate(_ORDER) if file.path.startswith(start)), len(_ORDER))
     return place, file.num_bytes, file.path
+
+
+def has_view(folder: Path, trace: str, *, older_than_seconds: float = 0.0) -> bool:
+    """Whether a trace of the node has had a view for so long."""
+    view = folder / layout.view_path(PurePath(trace))
+    try:
+        return time.time() - view.stat().st_mtime >= older_than_seconds
+    except OSError:
+        return False
 
 
 def ranks_of_node(files: list[NodeFile]) -> list[int]:
@@ -176,6 +186,19 @@ def attempts_of(manifest: bytes) -> list[dict[str, int]]:
         return [each for each in document["attempts"] if isinstance(each, Mapping) and int(each["start_ns"]) >= 0]  # type: ignore[misc]
     except (ValueError, KeyError, TypeError, RecursionError):
         return []
+
+
+def first_time_ns(folder: Path) -> int:
+    """When the node's ranks began, by what they wrote and not by times of files, ns since the epoch; 0 if unknown."""
+    found = []
+    for pattern in (f"{layout.STEPS_FOLDER}/rank*.jsonl", f"{layout.RANKS_FOLDER}/rank*.json"):
+        for path in folder.glob(pattern):
+            try:
+                with path.open("rb") as file:
+                    found.append(int(json.loads(file.readline())["start_ns"]))
+            except (OSError, ValueError, KeyError, TypeError, RecursionError):
+                continue
+    return min(found, default=0)
 
 
 def last_time_ns(lines: bytes) -> int:

@@ -29,6 +29,8 @@ from stepscope.workflow.transfer.node_files import (
     attempts_of,
     copy_lines,
     files_of_node,
+    first_time_ns,
+    has_view,
     last_time_ns,
     merged_manifest,
     num_whole_bytes,
@@ -49,10 +51,12 @@ SETTLES_SECONDS = 2.0
 """A file that is not renamed into place, such as a dump of NCCL, is still being written before."""
 IN_MEMORY_BYTES = 32 << 20
 LEAST_SECONDS = 15.0
+REDUCED_SECONDS = 60.0
+"""After the view of a trace those of the node's other ranks are made, one at a time."""
 GROWING_BYTES_PER_SECOND = 256 * 1024
 RECORD_EVERY_SECONDS = 60.0
 """The record says to readers and to `runs prune` that the node still uploads."""
-_LIVE = f"{layout.FLIGHT_FOLDER}/{layout.LIVE_FOLDER}/"
+_FLIGHT = f"{layout.FLIGHT_FOLDER}/"
 _URL_USER = re.compile(r"(?<=://)[^/@]*@")
 _MAX_LEFTOVER_PARTS = 1000
 
@@ -63,6 +67,7 @@ class NodeUploader:
     Args:
         folder: the node's folder of the run.
         host: name of the node, for the record.
+        reduces: traces are reduced to views beside training, which removes most of them: one waits until that is done.
         clock: seconds, of `time.monotonic`.
 
     Raises:
@@ -71,10 +76,17 @@ class NodeUploader:
     """
 
     def __init__(
-        self, folder: Path, target: UploadTarget, host: str, *, clock: Callable[[], float] = time.monotonic
+        self,
+        folder: Path,
+        target: UploadTarget,
+        host: str,
+        *,
+        reduces: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder = folder
         self._target = target
+        self._reduces = reduces
         self._clock = clock
         self._url = _URL_USER.sub("", target.url)
         found = _record_of(folder, self._url)
@@ -94,7 +106,7 @@ class NodeUploader:
         self._begin()
         files = files_of_node(self._folder)
         self.record.ranks = sorted({*self.record.ranks, *ranks_of_node(files)})
-        due = [file for file in files if self._is_due(file, is_last=is_last)]
+        due = self._due(files, is_last=is_last)
         if due:
             self.record.state = UploadState.UPLOADING
         if self._claim(due):
@@ -104,7 +116,7 @@ class NodeUploader:
             self._note_waiting(waiting)
             self._upload(file, is_last=is_last)
             del waiting[file.path]
-        self._remove_live(files)
+        self._remove_ended(files)
         self._note_waiting(waiting)
         self.record.problem = None
         is_whole = is_last and self._is_whole()
@@ -112,7 +124,7 @@ class NodeUploader:
             self.record.state = UploadState.FINISHED
         if due or is_whole or self._clock() - self._recorded_at > RECORD_EVERY_SECONDS:
             self._upload_record()
-        return not any(self._is_due(file, is_last=is_last) for file in files_of_node(self._folder))
+        return not self._due(files_of_node(self._folder), is_last=is_last)
 
     def note_problem(self, problem: str) -> None:
         """Keep why files wait in the node's record."""
@@ -153,7 +165,7 @@ class NodeUploader:
             record.attempts_before = 1 if record.bytes_before else 0
             return
         attempts = attempts_of(self._target.read(layout.RUN_FILE))
-        begun_ns = min((file.modified_ns for file in files_of_node(self._folder)), default=time.time_ns())
+        begun_ns = first_time_ns(self._folder)
         own = self._folder / layout.RUN_FILE
         own_ns = {attempt["start_ns"] for attempt in attempts_of(own.read_bytes())} if own.is_file() else set()
         earlier = [
@@ -162,7 +174,11 @@ class NodeUploader:
             if each["start_ns"] not in own_ns
             and (each["start_ns"] <= last_ns or (each.get("end_ns") or begun_ns) < begun_ns)
         ]
-        record.attempts_before = len(earlier)
+        record.attempts_before = max(len(earlier), 1 if record.bytes_before else 0)
+
+    def _due(self, files: list[NodeFile], *, is_last: bool) -> list[NodeFile]:
+        waiting = files if is_last else [file for file in files if not self._may_be_removed(file)]
+        return [file for file in waiting if self._is_due(file, is_last=is_last)]
 
     def _is_due(self, file: NodeFile, *, is_last: bool) -> bool:
         path = path_in_run(file.path, self.record.attempts_before)
@@ -175,6 +191,12 @@ class NodeUploader:
             wait = max(LEAST_SECONDS, file.num_bytes / GROWING_BYTES_PER_SECOND)
             return self._clock() - self._uploaded_at.get(path, float("-inf")) >= wait
         return time.time() - file.modified_ns / 1e9 >= SETTLES_SECONDS or file.path == layout.RUN_FILE
+
+    def _may_be_removed(self, file: NodeFile) -> bool:
+        """Whether a trace has no view yet, or one that is so new that the capture may not be reduced yet."""
+        if not self._reduces or not file.path.startswith(f"{layout.TRACES_FOLDER}/"):
+            return False
+        return not has_view(self._folder, file.path, older_than_seconds=REDUCED_SECONDS)
 
     def _claim(self, files: list[NodeFile]) -> bool:
         """Whether a path was not claimed before."""
@@ -229,10 +251,10 @@ class NodeUploader:
             self._lines_before[path] = self._target.read(path, num_bytes)
         return self._lines_before.get(path, b"")
 
-    def _remove_live(self, files: list[NodeFile]) -> None:
-        """States of a long step that has ended: the node has removed them, and so must the store."""
+    def _remove_ended(self, files: list[NodeFile]) -> None:
+        """Dumps of a step that ended after all: the node has removed them, and so must the store."""
         here = {file.path for file in files}
-        for path in [path for path in self.record.files if path.startswith(_LIVE) and path not in here]:
+        for path in [path for path in self.record.files if path.startswith(_FLIGHT) and path not in here]:
             self._target.remove(path)
             del self.record.files[path]
 

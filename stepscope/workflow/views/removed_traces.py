@@ -148,7 +148,7 @@ def _decoded(content: bytes, where: str) -> RemovedTraces:
     if record.schema != REMOVED_SCHEMA:
         raise UnusableViewError(f"has schema {record.schema!r}, this version reads {REMOVED_SCHEMA!r}", where=where)
     if not all(_NAME.fullmatch(name) and removed.digest for name, removed in record.removed.items()):
-        raise UnusableViewError("is damaged: it names files that are no traces", where=where)
+        raise UnusableViewError("is damaged: it names files that are not traces", where=where)
     return record
 
 

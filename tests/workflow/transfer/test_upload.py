@@ -22,7 +22,7 @@ from stepscope.workflow.transfer import upload_runs as transfer
 from stepscope.workflow.transfer.target import NotArrivedError, UploadTarget, content_of
 from stepscope.workflow.transfer.upload import GROWING_BYTES_PER_SECOND, NodeUploader
 from stepscope.workflow.transfer.upload_runs import upload_runs
-from tests.workflow.stored_runs.kept_runs import write_run
+from tests.workflow.stored_runs.kept_runs import DAY, write_run
 from tests.workflow.transfer.object_store import contents, folder_contents, s3_bucket
 
 pytest.importorskip("s3fs", reason="s3fs is not installed")
@@ -195,6 +195,36 @@ def test_what_the_store_lost_is_uploaded_again(memory: str, tmp_path: Path) -> N
     target = UploadTarget(f"{memory}/r")
     target.remove("traces/step4/rank0.json.gz")
     assert NodeUploader(run, target, "a").turn(is_last=True)
+    assert contents(f"{memory}/r") == folder_contents(run)
+
+
+def test_a_node_of_an_attempt_that_has_ended_belongs_to_it(memory: str, tmp_path: Path) -> None:
+    """Its files may be newer than the end of the attempt, as those that were copied are."""
+    first = write_run(tmp_path / "a" / "r", days=40.0)
+    NodeUploader(first, UploadTarget(f"{memory}/r"), "a").turn(is_last=True)
+    other = tmp_path / "b" / "r"
+    (other / "ranks").mkdir(parents=True)
+    start_ns = time.time_ns() - int(40 * DAY * 1e9) - 10**9
+    (other / "ranks" / "rank1.json").write_text(json.dumps({"start_ns": start_ns}))
+    (other / "traces" / "step4").mkdir(parents=True)
+    (other / "traces" / "step4" / "rank1.json.gz").write_bytes(b"x")
+    uploader = NodeUploader(other, UploadTarget(f"{memory}/r"), "b")
+    assert uploader.turn(is_last=True)
+    assert uploader.record.attempts_before == 0
+    later = tmp_path / "c" / "r"  # without its earlier files, on another node
+    (later / "ranks").mkdir(parents=True)
+    (later / "ranks" / "rank1.json").write_text(json.dumps({"start_ns": time.time_ns()}))
+    uploader = NodeUploader(later, UploadTarget(f"{memory}/r"), "c")
+    assert uploader.turn(is_last=True)
+    assert uploader.record.attempts_before == 1
+
+
+def test_traces_wait_for_their_views_where_they_may_be_removed(memory: str, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "r", more={"traces/step9/rank0.json.gz": b"x", "views/step9/rank0.view": b"v"})
+    uploader = NodeUploader(run, UploadTarget(f"{memory}/r"), "a", reduces=True)
+    assert uploader.turn(is_last=False)
+    assert sorted(path for path in contents(f"{memory}/r") if "trace" in path) == ["traces/step9/rank0.json.gz"]
+    assert uploader.turn(is_last=True)
     assert contents(f"{memory}/r") == folder_contents(run)
 
 

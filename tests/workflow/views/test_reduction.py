@@ -378,3 +378,18 @@ def test_the_record_is_the_documented_one(run: Path) -> None:
     assert record["version"] == stepscope.__version__
     assert sorted(record["removed"]) == [f"rank{rank}.json.gz" for rank in RANKS]
     assert {*record["removed"]["rank0.json.gz"]} == {"bytes", "digest"}
+
+
+def test_views_of_a_run_in_a_store_stand_for_its_traces(run: Path) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    reduced(run, KeepTraces.OUTLIERS)
+    first = analysis_of(run)
+    store = fsspec.filesystem("memory")
+    try:
+        for path in filter(Path.is_file, run.rglob("*")):
+            store.pipe(f"/reduced/r/{path.relative_to(run)}", path.read_bytes())
+        analysis = analyze(["memory://reduced/r"]).analysis
+    finally:
+        store.rm("/reduced", recursive=True)
+    assert analysis.job.ranks == list(RANKS)
+    assert (analysis.root_causes, analysis.verdict) == (first.root_causes, first.verdict)

@@ -1,0 +1,96 @@
+"""The metric history in the Python API."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import stepscope
+from stepscope.api.history import History
+from stepscope.core.errors import DataError, UsageError
+from stepscope.store.history.questions import HistoryEvent, HistoryEventKind, Labels
+from stepscope.store.history.samples import SampleBlock
+from stepscope.store.history.writer import HistoryWriter
+
+_START = pd.Timestamp("2026-11-01T00:00Z")
+
+
+def _gpu(node: int, gpu: int) -> Labels:
+    return (("gpu", str(gpu)), ("instance", f"n{node}:9455"), ("rack", f"r{node // 2}"), ("uuid", f"GPU-{node}-{gpu}"))
+
+
+@pytest.fixture(scope="module")
+def history(tmp_path_factory: pytest.TempPathFactory) -> History:
+    """Four nodes of two GPUs for an hour; a GPU's power is 100 W times its node plus 10 W times its number."""
+    folder = tmp_path_factory.mktemp("api") / "history"
+    times = _START.as_unit("ns").value + np.arange(15, 3601, 15, dtype=np.int64) * 10**9
+    entities = tuple(_gpu(node, gpu) for node in range(4) for gpu in range(2))
+    power = np.repeat([100.0 * node + 10.0 * gpu for node in range(4) for gpu in range(2)], len(times))
+    entity = np.repeat(np.arange(8, dtype=np.int32), len(times))
+    with HistoryWriter(folder) as writer:
+        writer.append(SampleBlock(entities, entity, np.tile(times, 8), {"stepscope_gpu_power_watts": power}))
+        start = int(times[10])
+        event = HistoryEvent(HistoryEventKind.GAP, start, None, (("instance", "n1:9455"),), "timeout", "no answer")
+        writer.append_events([event])
+        writer.flush()
+    loaded: History = stepscope.history(str(folder))
+    return loaded
+
+
+def test_range_has_a_row_a_step_and_a_column_a_group(history: History) -> None:
+    frame = history.range("gpu_power_watts", start=_START, end="2026-11-01T01:00Z", step="10m")
+    assert list(frame.index) == [_START + pd.Timedelta(minutes=10 * (step + 1)) for step in range(6)]
+    assert frame.columns.names == ["instance", "gpu", "uuid"]
+    assert frame[("n3:9455", "1", "GPU-3-1")].tolist() == [310.0] * 6
+    by_node = history.range("stepscope_gpu_power_watts", by="node", start=_START, end="2026-11-01T01:00Z", step="1h")
+    assert by_node.iloc[0].to_dict() == {f"n{node}:9455": 100.0 * node + 5.0 for node in range(4)}
+
+
+def test_groups_statistics_and_labels(history: History) -> None:
+    asked: dict[str, Any] = {"start": _START, "end": "2026-11-01T01:00Z", "step": 3600}
+    racks = history.range("gpu_power_watts", by="rack", statistic="sum", **asked)
+    assert racks.iloc[0].to_dict() == {"r0": 220.0, "r1": 1020.0}
+    one = history.range("gpu_power_watts", by=[], statistic="count", where={"rack": ["r1"]}, **asked)
+    assert one.iloc[0].to_dict() == {"all": 4.0}
+
+
+def test_latest_values(history: History) -> None:
+    frame = history.latest("gpu_power_watts", by="node", at="2026-11-01T01:00:05Z")
+    assert frame["value"].to_dict() == {f"n{node}:9455": 100.0 * node + 5.0 for node in range(4)}
+    assert set(frame["time"]) == {_START + pd.Timedelta(hours=1)}
+    assert history.latest("gpu_power_watts", at="2026-11-02T00:00Z").empty
+
+
+def test_events_and_metrics(history: History) -> None:
+    (row,) = history.events(start=_START, end="2026-11-02").to_dict("records")
+    assert (row["kind"], row["code"], row["text"]) == ("gap", "timeout", "no answer")
+    assert row["end"] is pd.NaT
+    assert row["labels"] == {"instance": "n1:9455"}
+    assert history.metrics().loc["stepscope_gpu_power_watts"].to_dict() == {"kind": "gauge", "unit": "watts"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"metric": "gpu_power"}, "unknown metric"),
+        ({"by": "gpus"}, "unknown group"),
+        ({"statistic": "median"}, "unknown statistic"),
+        ({"start": "yesterday-ish"}, "is not a time"),
+        ({"step": "soon"}, "is not a duration"),
+        ({"start": "now", "end": "-1h"}, "the time is empty"),
+        ({"step": 0}, "the time is empty"),
+    ],
+)
+def test_questions_that_make_no_sense_are_one_line(history: History, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        history.range(**{"metric": "gpu_power_watts", **arguments})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_without_a_history_says_so(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is not a metric history"):
+        stepscope.history(str(tmp_path))
