@@ -158,6 +158,17 @@ def test_targets_are_read_again_and_one_that_vanishes_is_no_gap(tmp_path: Path) 
     assert not any(name.startswith("__") for one in labels for name, _ in one)
 
 
+def test_an_agent_that_is_named_twice_is_scraped_once(tmp_path: Path) -> None:
+    store, file = MemoryStore(), tmp_path / "targets.json"
+    with PageServer(_counting()) as server:
+        file.write_text(f'[{{"targets": ["{server.address}"], "labels": {{"rack": "r1"}}}}]')
+        with _recording(store, server.address, server.address, sources=(str(file),)) as recorder:
+            _until(lambda: recorder.status().counts.scrapes >= 4)
+            assert recorder.status().num_targets == 1
+    assert store.blocks
+    assert {dict(labels).get("rack") for labels in store.blocks[-1].entities} == {"r1"}
+
+
 def test_pages_may_be_packed_and_bombs_are_too_large() -> None:
     def packed(content: bytes) -> Callable[[BaseHTTPRequestHandler], None]:
         def behave(handler: BaseHTTPRequestHandler) -> None:
