@@ -22,7 +22,7 @@ from functools import partial
 from typing import Protocol
 
 from stepscope.core.errors import StepscopeError, UnreachableError
-from stepscope.core.process import trim_memory
+from stepscope.core.process import return_free_memory
 from stepscope.core.text.numbers import counted
 from stepscope.store.history.questions import HistoryEvent, HistoryEventKind, HistoryMetric, Labels
 from stepscope.workflow.history.pages import PageLimits
@@ -318,8 +318,11 @@ class Recording:
             try:
                 if kinds := self._recorder.new_kinds():
                     self._store.describe(kinds)
+                has_worked = False
                 while self._store.maintain() and not self._is_ending.is_set():
-                    trim_memory()
+                    has_worked = True
+                if has_worked:
+                    return_free_memory()
             except Exception as error:  # the thread's edge: segments stay, and it is tried again
                 _log.warning("the store could not be compacted: %s", error)
                 self._is_ending.wait(_STATUS_SECONDS)
