@@ -125,6 +125,7 @@ class Maintenance:
         self._retention = retention
         self._clock = clock
         self._decoder = SegmentDecoder()
+        self._working = threading.Lock()
         self._guard = threading.Lock()
         self._open: dict[int, _OpenSegment] = {}
         self._compacted: list[int] = []
@@ -159,11 +160,16 @@ class Maintenance:
 
     def describe(self, metrics: Mapping[str, MetricEntry]) -> None:
         """Take kinds and units of metrics."""
-        if any(self.catalog.metrics.get(name) != entry for name, entry in metrics.items()):
-            self._commit(metrics={**self.catalog.metrics, **metrics})
+        with self._working:
+            if any(self.catalog.metrics.get(name) != entry for name, entry in metrics.items()):
+                self._commit(metrics={**self.catalog.metrics, **metrics})
 
     def step(self, *, is_last: bool = False) -> bool:
         """Do one piece of work; whether there was one."""
+        with self._working:
+            return self._step(is_last=is_last)
+
+    def _step(self, *, is_last: bool) -> bool:
         try:
             worked = self._compact(is_last=is_last) or self._reshape() or self._expire()
             self._remove_retired()

@@ -21,7 +21,13 @@ from pathlib import Path
 
 from stepscope.core.documents.run_directory import STEPS_FOLDER
 from stepscope.core.file_locks import is_locked_by_another
-from stepscope.core.protocol.upload_state import UploadProgress, UploadStage, note_training_over, read_upload_progress
+from stepscope.core.protocol.upload_state import (
+    UploadProgress,
+    UploadStage,
+    is_uploading,
+    note_training_over,
+    read_upload_progress,
+)
 from stepscope.core.text.numbers import counted, plain_size
 from stepscope.training.run.side_process import SideProcess
 
@@ -37,7 +43,7 @@ _FIRST_AGAIN_SECONDS, _LAST_AGAIN_SECONDS = 10.0, 600.0
 _LOOK_SECONDS = 5.0
 _POLL_SECONDS = 0.1
 _TELLS_AFTER_SECONDS, _TELLS_EVERY_SECONDS = 1.0, 15.0
-_UNUSABLE = 3
+_UNUSABLE, _IN_USE = 3, 75
 _STEP_FILE = re.compile(r"rank(\d{1,9})\.jsonl")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.")
 _YES = frozenset({"1", "on", "true", "yes"})
@@ -167,13 +173,15 @@ class NodeUpload:
         self._ended_ns = self._ended_ns or time.time_ns()
         if self._has_arrived or self._start_at == float("inf"):
             return
-        if self._process is None:  # a training of less than a second, or a process that has ended
-            if not self._is_lowest_here():
+        if self._process is None:  # of another rank here, or of a training of less than a second
+            progress = read_upload_progress(self._folder)
+            if is_uploading(self._folder) or self._stage_of(progress) is UploadStage.FINISHED:
                 return
             self._start(time.monotonic())
         progress = self._poll(seconds)
-        if self._process is None or self._stage_of(progress) is UploadStage.FINISHED:
-            self._has_arrived = self._process is not None
+        is_of_another = self._process is None or self._process.exit_code == _IN_USE
+        if is_of_another or self._stage_of(progress) is UploadStage.FINISHED:
+            self._has_arrived = not is_of_another
             return
         why = f" ({progress.problem})" if progress is not None and progress.problem else ""
         _tell(
