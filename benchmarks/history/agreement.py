@@ -1,16 +1,20 @@
 """Whether the same question has the same answer from our own store, Prometheus and VictoriaMetrics.
 
-    python -m benchmarks.history.agreement [--minutes 60] [--seconds-a-scrape 1] [--out FILE]
+    python -m benchmarks.history.agreement [--minutes 60] [--seconds-a-scrape 1] [--live 40] [--out FILE]
 
 An hour of two real agents (`live_hour`) is kept by our recorder, and written into both servers with the times of its
 scrapes. Then the questions are put to all three: each value of each group must agree within 1%, and what one does not
-know the others do not know either. Events must be the same within two steps of 15 s.
+know the others do not know either. Events must be the same within two steps of 15 s. Before that all three scrape one
+agent by themselves for some seconds, every second. They see other samples then, so its GPUs stay as they are, counters
+are left out, and in the end it is killed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -23,7 +27,7 @@ from typing import Any
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.history.live_hour import RawPage, record
+from benchmarks.history.live_hour import Node, RawPage, record, running_job
 from benchmarks.history.servers import RecordedPage, prometheus_server, victoria_metrics_server, write_pages
 from stepscope.core.errors import UnreachableError
 from stepscope.store.history.embedded import history_at
@@ -31,6 +35,7 @@ from stepscope.store.history.prometheus import PrometheusHistory
 from stepscope.store.history.questions import (
     GroupBy,
     HistoryEvent,
+    HistoryEventKind,
     Labels,
     MetricHistory,
     Question,
@@ -41,6 +46,7 @@ from stepscope.store.history.writer import HistoryWriter
 from stepscope.workflow.history.recorder import Recorder
 from stepscope.workflow.history.scrapes import Scrape, ScrapeTarget
 from stepscope.workflow.nodes.agent_client import agent_client
+from tests.collectors.fake_nvml.library import build_fake_nvml
 
 LIMIT = 0.01
 _NS_PER_MS = 10**6
@@ -156,7 +162,7 @@ def compare(
     end_ms = begin_ms + round(minutes * 60_000)
     found: dict[str, dict[str, Agreement]] = {}
     for text, question in QUESTIONS.items():
-        for seconds in step_seconds:
+        for seconds in (seconds for seconds in step_seconds if seconds <= minutes * 60.0):
             time_range = TimeRange(begin_ms * _NS_PER_MS, end_ms * _NS_PER_MS, round(seconds * 1e9))
             found[f"{text}, {seconds:g} s"] = {
                 name: agreement_of_ranges(reference, other, question, time_range) for name, other in others
@@ -187,15 +193,75 @@ def events_apart(one: Sequence[HistoryEvent], other: Sequence[HistoryEvent], tol
     return apart
 
 
+def live(folder: Path, seconds: float) -> tuple[dict[str, dict[str, Agreement]], dict[str, list[HistoryEvent]]]:
+    """Agreement about an agent that all three scrape, and what each says of its end.
+
+    Raises:
+        RuntimeError: the agent does not start, or a server.
+    """
+    node = Node(folder / "node", build_fake_nvml(folder / "library"), "node", "r1")
+    with ExitStack() as stack:
+        stack.callback(node.kill)
+        node.advance(1.0, {0: [stack.enter_context(running_job("101", "ann"))]})
+        address = f"127.0.0.1:{node.start().port}"
+        config = folder / "scrape.yml"
+        config.write_text(
+            "global: {scrape_interval: 1s, scrape_timeout: 1s}\n"
+            "scrape_configs: [{job_name: stepscope, static_configs: "
+            f"[{{targets: ['{address}'], labels: {{rack: r1}}}}]}}]\n"
+        )
+        targets = folder / "targets.json"
+        targets.write_text(json.dumps([{"targets": [address], "labels": {"rack": "r1"}}]))
+        urls = {
+            "Prometheus": stack.enter_context(prometheus_server(folder, config=config.read_text())),
+            "VictoriaMetrics": stack.enter_context(victoria_metrics_server(folder, f"-promscrape.config={config}")),
+        }
+        own = folder / "own"
+        command = [sys.executable, "-m", "stepscope", "history", "run", "--interval", "1"]
+        recorder = stack.enter_context(
+            subprocess.Popen([*command, "--history", str(own), "--targets", str(targets)], stderr=subprocess.DEVNULL)
+        )
+        stack.callback(recorder.kill)
+        time.sleep(8.0)  # all have begun, and jobs are known
+        begin_ms = int(time.time() + 1) * 1000
+        time.sleep(seconds)
+        end_ms = int(time.time() - 1) * 1000
+        node.kill()
+        time.sleep(5.0)
+        recorder.send_signal(signal.SIGTERM)
+        recorder.wait(20)
+        time.sleep(2.0)
+        histories: dict[str, MetricHistory] = {"own": history_at(own)}
+        histories |= {name: PrometheusHistory(url) for name, url in urls.items()}
+        gauges = {text: question for text, question in QUESTIONS.items() if not question.metric.endswith("_total")}
+        span = TimeRange(begin_ms * _NS_PER_MS, end_ms * _NS_PER_MS, 5 * 10**9)
+        found = {
+            f"live, {text}": {
+                name: agreement_of_ranges(histories["own"], histories[name], question, span) for name in urls
+            }
+            for text, question in gauges.items()
+        }
+        now_ns = time.time_ns()
+        gaps = {
+            name: [one for one in history.events(begin_ms * _NS_PER_MS, now_ns) if one.kind is HistoryEventKind.GAP]
+            for name, history in histories.items()
+        }
+        return found, gaps
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=60.0, help="of the agents' hour (60)")
     parser.add_argument("--seconds-a-scrape", type=float, default=1.0, help="real time of each 15 s (1)")
+    parser.add_argument("--live", type=float, default=40.0, help="seconds for which all scrape one agent (40)")
     parser.add_argument("--out", type=Path, help="file for the figures, JSON")
     options = parser.parse_args()
     begin_ms = (int(time.time()) // 60 - round(options.minutes) - 5) * 60_000
     with tempfile.TemporaryDirectory(prefix="stepscope-agreement-") as name, ExitStack() as stack:
         folder = Path(name)
+        (folder / "live").mkdir()
+        of_live, gaps = live(folder / "live", options.live)
+        print("live gaps:", {name: [(one.code, one.end_ns is None) for one in found] for name, found in gaps.items()})
         pages = record(
             folder,
             begin_ms,
@@ -212,7 +278,7 @@ def main() -> int:
         own = keep(folder / "history", pages)
         histories: dict[str, MetricHistory] = {"own": own}
         histories |= {name: PrometheusHistory(url) for name, url in urls.items()}
-        found = compare(histories, begin_ms, options.minutes)
+        found = of_live | compare(histories, begin_ms, options.minutes)
         span = begin_ms * _NS_PER_MS, (begin_ms + round(options.minutes * 60_000)) * _NS_PER_MS
         events = {name: history.events(*span) for name, history in histories.items()}
     print(f"{len(pages)} scrapes, {num_samples:,} samples")
@@ -237,6 +303,7 @@ def main() -> int:
         }
         options.out.write_text(json.dumps(document, indent=1))
     is_good = all(one.holds for by_name in found.values() for one in by_name.values()) and not any(apart.values())
+    is_good &= all(len(found) == 1 and found[0].end_ns is None for found in gaps.values())
     return 0 if is_good else 1
 
 

@@ -37,7 +37,7 @@ class RawPage:
     text: bytes | None
 
 
-class _Node:
+class Node:
     """A machine with GPUs, its agent, and the processes of its jobs."""
 
     def __init__(self, folder: Path, library: Path, name: str, rack: str) -> None:
@@ -53,7 +53,11 @@ class _Node:
         self._port = 0
 
     def start(self) -> RealAgent:
-        """Start its agent."""
+        """Start its agent.
+
+        Raises:
+            RuntimeError: it does not start.
+        """
         settings = {"STEPSCOPE_AGENT__KINETO__ENABLED": "false", "STEPSCOPE_AGENT__EXPORTER__METRICS": "full"}
         self._agent = ExitStack()
         environment = {**self._machine.environment(), **settings}
@@ -118,7 +122,7 @@ class _Node:
 
 
 @contextmanager
-def _job(job_id: str, user: str) -> Iterator[int]:
+def running_job(job_id: str, user: str) -> Iterator[int]:
     """A process of a Slurm job; its id."""
     variables = {"SLURM_JOB_ID": job_id, "SLURM_JOB_USER": user, "SLURM_JOB_NAME": f"train-{job_id}"}
     command = [sys.executable, "-c", "import time; time.sleep(3600)"]
@@ -143,13 +147,16 @@ def record(
         RuntimeError: an agent does not start.
     """
     library = build_fake_nvml(folder / "library")
-    nodes = [_Node(folder / name, library, name, rack) for name, rack in (("node-a", "r1"), ("node-b", "r2"))]
+    nodes = [Node(folder / name, library, name, rack) for name, rack in (("node-a", "r1"), ("node-b", "r2"))]
     first, second = nodes
     pages: list[RawPage] = []
     with ExitStack() as stack:
         stack.callback(first.kill)
         stack.callback(second.kill)
-        jobs = [stack.enter_context(_job(str(101 + number), user)) for number, user in enumerate(("ann", "bob", "ann"))]
+        jobs = [
+            stack.enter_context(running_job(str(101 + number), user))
+            for number, user in enumerate(("ann", "bob", "ann"))
+        ]
         for node in nodes:
             node.start()
         num_scrapes = round(minutes * 60_000 / _SCRAPE_MS)

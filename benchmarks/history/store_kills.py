@@ -55,7 +55,7 @@ def write(folder: str, first: int) -> None:
 
 def num_rows(history: EmbeddedHistory) -> int:
     """Rows as they came that the history holds now, in files and segments."""
-    state = history._state()
+    state = history._files.state()
     files = sum(file.rows for file in state.catalog.files if file.tier == RAW)
     return files + sum(len(rows) for segment in state.segments.values() for rows in segment.tables)
 

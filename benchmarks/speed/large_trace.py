@@ -7,6 +7,7 @@ steps. Runs each tool in its own process, in turn, and prints the medians of CPU
 and the ratio of the CPU time of HolisticTraceAnalysis (load and temporal breakdown, in one run) to ours.
 
     read, analyze            stepscope: columns only; the whole command
+    again                    a second analysis, which reads the views that the first one kept
     read-pure, analyze-pure  the same without the accelerators in C
     hta                      HolisticTraceAnalysis, in a virtual environment that is kept for later runs
     tracelens                TraceLens' TreePerfAnalyzer: load and GPU timeline, where --tracelens can be installed
@@ -60,7 +61,8 @@ analysis = TreePerfAnalyzer.from_file(sys.argv[1])
 print(analysis.get_df_gpu_timeline().to_string())
 """
 _PURE = {"STEPSCOPE_PURE": "1"}
-_WAYS = ("read", "analyze", "read-pure", "analyze-pure", "hta", "tracelens", "json")
+_WITHOUT_VIEWS = {"STEPSCOPE_VIEWS": "off"}
+_WAYS = ("read", "analyze", "again", "read-pure", "analyze-pure", "hta", "tracelens", "json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,8 @@ def main() -> None:
         size = trace.stat().st_size
         print(f"trace: {size / 1e6:.1f} MB of JSON, {num_events:,} entries, {options.steps} steps", flush=True)
         ways = _ways(trace, options)
+        if (again := ways.get("again")) is not None:
+            measure(again.command, again.environment)
         runs: dict[str, list[Cost]] = {name: [] for name in ways}
         for _ in range(max(options.repeats, 1)):
             for name, way in ways.items():
@@ -116,9 +120,10 @@ def _ways(trace: Path, options: argparse.Namespace) -> dict[str, Way]:
     analyze = [sys.executable, "-m", "stepscope", "analyze", str(trace), "--json"]
     ways = {
         "read": Way(read),
-        "analyze": Way(analyze),
+        "analyze": Way(analyze, _WITHOUT_VIEWS),
+        "again": Way(analyze, {"XDG_CACHE_HOME": str(trace.parent / "cache")}),
         "read-pure": Way(read, _PURE),
-        "analyze-pure": Way(analyze, _PURE),
+        "analyze-pure": Way(analyze, _PURE | _WITHOUT_VIEWS),
         "json": Way([sys.executable, "-c", _JSON, str(trace)]),
     }
     if "hta" in chosen:  # with pandas 3 it fails on some traces

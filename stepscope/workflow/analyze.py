@@ -10,10 +10,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from stepscope.analyzer.dumps.joined import RunDumps, with_dumps
-from stepscope.analyzer.dumps.records import JobRecords
 from stepscope.analyzer.job import analyse_job, capture_of
 from stepscope.analyzer.job_time.calibrated_steps import CalibratedSteps
 from stepscope.analyzer.job_time.captured_steps import CapturedSteps
@@ -31,13 +29,15 @@ from stepscope.store.counter_records import read_counters
 from stepscope.store.history.questions import MetricHistory
 from stepscope.store.runs import find_manifest, save_analysis, save_timelines
 from stepscope.store.step_records import ranks_without_steps, read_attempts_steps
-from stepscope.workflow.dumps import read_dumps
 from stepscope.workflow.fan_out.engine import HERE, FanOut, Progress, map_of_engine, task_paths
 from stepscope.workflow.history.run_counters import counters_of_history
 from stepscope.workflow.inputs.trace_files import NoCaptureError, find_trace_files
 from stepscope.workflow.job_input import JobInput, read_job, read_untraced_job
 from stepscope.workflow.light_steps import light_steps
 from stepscope.workflow.rank_views import view_files
+
+if TYPE_CHECKING:
+    from stepscope.analyzer.dumps.joined import RunDumps
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +151,9 @@ def _analyse(
 
 def _with_dumps(analysis: Analysis, job: JobInput, records: _StepRecords) -> Analysis:
     """The analysis joined with the dumps of its run."""
+    from stepscope.analyzer.dumps.joined import with_dumps
+    from stepscope.analyzer.dumps.records import JobRecords
+
     manifest = job.manifest
     hosts = {} if manifest is None else {0: manifest.host}
     hosts |= {view.rank: view.header.host_name for view in job.views if view.header.host_name}
@@ -254,6 +257,8 @@ def _read_records(
     world_size = len(ranks) if manifest is None else manifest.world_size
     is_whole = [rank.rank for rank in ranks] == list(range(world_size))
     light = light_steps(run_directory, ranks) if is_whole else None
+    from stepscope.workflow.dumps import read_dumps  # which plain traces do not need: 0.06 s of a second analysis
+
     dumps = read_dumps(run_directory, world_size, manifest)
     return _StepRecords(ranks, light, [*notices, *unread], counters, dumps)
 

@@ -139,8 +139,10 @@ def split_communication(view: RankView, arrivals: Mapping[CallId, Arrival]) -> R
     in which the host was late anyway keeps the host's cause, transfer does not.
     """
     segments = view.segments
-    transfer, unknown, waiting = _by_state(view, arrivals)
     alone = segments.category == CATEGORY_CODE[TimeCategory.COMMUNICATION_UNSPLIT]
+    if not alone.any():
+        return view
+    transfer, unknown, waiting = _by_state(view, arrivals)
     others = Intervals(segments.start_ns[~alone], segments.end_ns[~alone])
     parts = [CategorySpans(others, segments.category[~alone], segments.cause[~alone])]
     time = segments.intervals_of(TimeCategory.COMMUNICATION_UNSPLIT)

@@ -77,9 +77,12 @@ def fused_kernels(step: StepModel, facts: JobFacts) -> Changed | None:
         return None
     new: dict[int, Span] = {}
     now_ns, num_kernels = 0.0, 0
+    of_alike: dict[tuple[tuple[int, int, int, bool], ...], float | None] = {}  # layers repeat their runs
     for run in _runs(step, kernels):
         own_ns = float(step.most_ns[run].sum())
-        fused_ns = _fused_ns(kernels, run, rates)
+        if (key := _key(kernels, run)) not in of_alike:
+            of_alike[key] = _fused_ns(kernels, run, rates)
+        fused_ns = of_alike[key]
         if fused_ns is None or fused_ns >= own_ns:
             continue
         least, most = (own_ns - share * (own_ns - fused_ns) for share in reversed(COMPILER_SHARE))
@@ -118,6 +121,15 @@ def _runs(step: StepModel, kernels: StepKernels) -> Iterator[list[int]]:
         before = place
     if len(run) >= _MIN_RUN:
         yield run
+
+
+def _key(kernels: StepKernels, run: list[int]) -> tuple[tuple[int, int, int, bool], ...]:
+    """What decides the time of a run as generated kernels: of each kernel the operator with its arguments, the family,
+    and whether it is the first of that call."""
+    works = kernels.work[run].tolist()
+    is_first = [work != before for work, before in zip(works, [NONE, *works[:-1]], strict=True)]
+    columns = (kernels.operator[run].tolist(), kernels.call[run].tolist(), kernels.family[run].tolist(), is_first)
+    return tuple(zip(*columns, strict=True))
 
 
 def _fused_ns(kernels: StepKernels, run: list[int], rates: KernelRates) -> float | None:

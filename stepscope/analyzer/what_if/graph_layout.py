@@ -64,6 +64,8 @@ class EdgeBlock:
 
     def only(self, kept: Mask) -> EdgeBlock:
         """The edges for which `kept` is true."""
+        if kept.all():
+            return self
         columns = (self.source, self.target, self.base_ns, self.carries, self.item)
         return EdgeBlock(self.kind, *(column[kept] for column in columns))
 
@@ -156,6 +158,8 @@ def edge_block(
 
 def joined_blocks(blocks: Sequence[EdgeBlock]) -> EdgeBlock:
     """Dependency edges of all these blocks, which are of one kind."""
+    if len(blocks) == 1:
+        return blocks[0]
     columns = (
         np.concatenate([getattr(block, name) for block in blocks])
         for name in ("source", "target", "base_ns", "carries", "item")

@@ -18,6 +18,7 @@ from stepscope.store.files import write_whole
 LEASE_SECONDS = 120.0
 """A writer of a URL that has not renewed its lease for so long is gone."""
 _AT_ONCE = 64
+MAX_RECENT_BYTES = 128 << 20
 _LOCK, _LEASE = "writer.lock", "writer.lease"
 
 
@@ -220,7 +221,10 @@ def _has_writer(where: str, owner: str) -> DataError:
 
 
 class UrlPlace:
-    """A folder of an object store or another fsspec file system."""
+    """A folder of an object store or another fsspec file system.
+
+    It remembers small files that it has written, MAX_RECENT_BYTES at most: they are read again soon.
+    """
 
     def __init__(self, url: str) -> None:
         import fsspec
@@ -232,11 +236,7 @@ class UrlPlace:
             raise DataError(
                 f"cannot be opened ({error})", where=url, what_next='check the URL, or run: pip install "stepscope[s3]"'
             ) from error
-
-    @property
-    def file_system(self) -> Any:
-        """The fsspec file system."""
-        return self._fs
+        self._recent: dict[str, bytes] = {}
 
     def path(self, name: str) -> str:
         """See Place."""
@@ -250,18 +250,20 @@ class UrlPlace:
     def read_many(self, names: Sequence[str]) -> Iterator[memoryview | None]:
         """See Place. Some at once: each waits for its answer most of the time."""
         for place in range(0, len(names), _AT_ONCE):
-            some = [self._full(name) for name in names[place : place + _AT_ONCE]]
+            some = names[place : place + _AT_ONCE]
+            found: dict[str, Any] = {self._full(name): self._recent[name] for name in some if name in self._recent}
+            far = [full for name in some if (full := self._full(name)) not in found]
             with _as_os_errors():
-                found = self._fs.cat(some, on_error="return") if len(some) > 1 else self._cat_one(some[0])
-            for full in some:
-                content = found[full]
+                found |= self._fs.cat(far, on_error="return") if len(far) > 1 else self._cat_one(*far)
+            for name in some:
+                content = found[self._full(name)]
                 if isinstance(content, Exception) and not isinstance(content, FileNotFoundError):
                     raise StoreError(f"{type(content).__name__}: {content}") from content
                 yield None if isinstance(content, Exception) else memoryview(content)
 
-    def _cat_one(self, full: str) -> dict[str, Any]:
+    def _cat_one(self, full: str = "") -> dict[str, Any]:
         try:
-            return {full: self._fs.cat_file(full)}
+            return {full: self._fs.cat_file(full)} if full else {}
         except FileNotFoundError as error:
             return {full: error}
 
@@ -272,6 +274,10 @@ class UrlPlace:
             if not _is_object_store(self._fs):
                 self._fs.makedirs(full.rpartition("/")[0], exist_ok=True)
             self._fs.pipe_file(full, bytes(content))
+        if len(content) <= MAX_RECENT_BYTES // 64 and name not in (_LEASE, "history.json"):
+            self._recent[name] = bytes(content)
+            while sum(map(len, self._recent.values())) > MAX_RECENT_BYTES:
+                del self._recent[next(iter(self._recent))]
 
     def sizes(self, folder: str) -> dict[str, int]:
         """See Place."""
@@ -295,6 +301,7 @@ class UrlPlace:
 
     def remove(self, name: str) -> None:
         """See Place."""
+        self._recent.pop(name, None)
         with _as_os_errors(), contextlib.suppress(FileNotFoundError):
             self._fs.rm_file(self._full(name))
 

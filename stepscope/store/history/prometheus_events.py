@@ -100,9 +100,11 @@ class _EventReader:
             if not all(is_one_of(dict(labels).get(name), values) for name, values in self._where.items()):
                 continue
             target = tuple(pair for pair in labels if pair[0] != "job")
+            is_missing = _is_missing(lowest)
+            has_failed = _held(lowest == 0.0, np.isnan(lowest)) & ~is_missing
             for flags, code, text in (
-                (lowest == 0.0, SCRAPE_FAILED, "the target did not answer, or not with a page of metrics"),
-                (_is_missing(lowest), NOT_SCRAPED, "the server has no scrape of the target"),
+                (has_failed, SCRAPE_FAILED, "the target did not answer, or not with a page of metrics"),
+                (is_missing, NOT_SCRAPED, "the server has no scrape of the target"),
             ):
                 for _, start_ns, end_ns in span.episodes(flags):
                     yield HistoryEvent(HistoryEventKind.GAP, start_ns, end_ns, target, code, text)

@@ -278,8 +278,9 @@ def _extension(code: int, content: memoryview) -> Array:
         return stored.astype(dtype).reshape(packed.shape)
     if stored.dtype.kind != "i" or dtype.kind != "i":
         raise ValueError("differences of other than integers")
-    values = np.concatenate((np.array([packed.first], np.int64), stored.astype(np.int64)))
-    return np.cumsum(values).astype(dtype).reshape(packed.shape)
+    values = np.empty(size, np.int64)
+    values[0], values[1:] = packed.first, stored
+    return np.cumsum(values, out=values).astype(dtype, copy=False).reshape(packed.shape)
 
 
 _KINDS = {np.signedinteger: "i", np.integer: "i", np.floating: "f", np.bool_: "b"}

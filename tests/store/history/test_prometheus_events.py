@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 
 from benchmarks.history.servers import RecordedPage, Series, write_pages
 from stepscope.core.errors import UsageError
 from stepscope.store.history.prometheus import PrometheusHistory
 from stepscope.store.history.questions import HistoryEvent, HistoryEventKind, Labels
+from stepscope.workflow.history.episodes import WATCHED, Episodes, GapReason
+from stepscope.workflow.history.pages import PageSeries
 
 _NS_PER_MS = 10**6
 _STEP = 15_000 * _NS_PER_MS
+_EXAMPLES = itertools.count()
 
 
 def _labels(**values: str) -> Labels:
@@ -103,3 +110,63 @@ def test_events_are_those_of_the_pages(servers: dict[str, str], base_ms: int, na
 def test_what_is_no_label_is_refused(servers: dict[str, str]) -> None:
     with pytest.raises(UsageError, match="not the name of a label"):
         PrometheusHistory(servers["prometheus"]).events(0, 10**9, where={"a b": "c"})
+
+
+@st.composite
+def _timelines(draw: st.DrawFn, cluster: str, base_ms: int) -> list[RecordedPage]:
+    """Pages of two nodes, further apart than a step of 15 s, so that no event is shorter."""
+    pages = []
+    for node in range(2):
+        target = _labels(instance=f"n{node}:9455", cluster=cluster)
+        time_ms = base_ms + draw(st.integers(1, 10_000))
+        for _ in range(draw(st.integers(4, 25))):
+            values: dict[Series, float] = {("stepscope_gpu_up", _GPU): 1.0}
+            for series in (_XID, _LINK):
+                if draw(st.booleans()):
+                    values[series] = 1.0
+            cause = draw(st.sampled_from(["", "data_loading", "communication"]))
+            if cause:
+                verdict = _labels(run=f"{cluster}-{node}", cause=cause)
+                values["stepscope_training_bottleneck_ratio", verdict] = 0.5
+            pages.append(RecordedPage(target, time_ms, values if draw(st.integers(0, 3)) else None))
+            time_ms += draw(st.integers(20_000, 26_000))
+    return pages
+
+
+def _by_recorder(pages: list[RecordedPage]) -> list[HistoryEvent]:
+    """The events that our recorder makes of the pages."""
+    episodes = Episodes()
+    for page in sorted(pages, key=lambda page: page.time_ms):
+        time_ns = page.time_ms * _NS_PER_MS
+        if page.values is None:
+            episodes.failed(page.target, time_ns, GapReason.REFUSED, "")
+        else:
+            watched = [
+                PageSeries(name, tuple(sorted((*page.target, *labels))), value)
+                for (name, labels), value in page.values.items()
+                if name in WATCHED
+            ]
+            episodes.answered(page.target, time_ns, watched)
+    return list(episodes.take())
+
+
+@given(st.data())
+@settings(max_examples=10, deadline=None, phases=[Phase.generate], suppress_health_check=[*HealthCheck])
+def test_events_are_those_of_the_recorder(servers: dict[str, str], base_ms: int, data: st.DataObject) -> None:
+    cluster = f"timeline{next(_EXAMPLES)}"
+    pages = data.draw(_timelines(cluster, base_ms))
+    end_ms = max(page.time_ms for page in pages) + 1
+    expected = _by_recorder(pages)
+    for name, url in servers.items():
+        write_pages(url, pages)
+        events = PrometheusHistory(url).events(base_ms * _NS_PER_MS, end_ms * _NS_PER_MS, where={"cluster": cluster})
+        for kind in HistoryEventKind:
+            own = sorted((one.labels, one.start_ns, one) for one in expected if one.kind is kind)
+            found = sorted((one.labels, one.start_ns, one) for one in events if one.kind is kind)
+            assert len(own) == len(found), (name, kind, own, found)
+            for (labels, start_ns, one), (found_labels, found_ns, other) in zip(own, found, strict=True):
+                assert labels == found_labels
+                assert abs(start_ns - found_ns) <= _STEP
+                assert (one.end_ns is None) == (other.end_ns is None), (name, one, other)
+                assert abs((one.end_ns or 0) - (other.end_ns or 0)) <= _STEP, (name, one, other)
+                assert kind is HistoryEventKind.GAP or (one.code, one.text) == (other.code, other.text)
