@@ -46,6 +46,7 @@ _TELLS_AFTER_SECONDS, _TELLS_EVERY_SECONDS = 1.0, 15.0
 _UNUSABLE, _IN_USE = 3, 75
 _STEP_FILE = re.compile(r"rank(\d{1,9})\.jsonl")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.")
+_USER = re.compile(r"(?<=://)[^/@]*@")
 _YES = frozenset({"1", "on", "true", "yes"})
 
 
@@ -99,8 +100,12 @@ class NodeUpload:
 
     @property
     def run_url(self) -> str:
-        """URL of the run."""
-        return f"{self._url.rstrip('/')}/{self._folder.name}"
+        """URL of the run, without a user's name and password."""
+        return f"{self._shown_url}/{self._folder.name}"
+
+    @property
+    def _shown_url(self) -> str:
+        return _USER.sub("", self._url).rstrip("/")
 
     def run_task(self) -> None:
         """About once a second, in the background."""
@@ -148,7 +153,7 @@ class NodeUpload:
             return
         if self._reported is None or progress.stage is UploadStage.FAILED:
             what = "is not uploaded" if progress.stage is UploadStage.FAILED else "waits for its upload, tried again"
-            later = f"; later: stepscope runs upload {self._folder} {self._url}"
+            later = f"; later: stepscope runs upload {self._folder} {self._shown_url}"
             later = later if progress.stage is UploadStage.FAILED else ""
             logger.warning("the run %s, %s: %s%s", self._folder, what, progress.problem, later)
         self._reported = progress.problem
@@ -186,7 +191,7 @@ class NodeUpload:
         why = f" ({progress.problem})" if progress is not None and progress.problem else ""
         _tell(
             f"not all of the run has arrived at {self.run_url}{why}; a process goes on where the job lets it, "
-            f"else: stepscope runs upload {self._folder} {self._url}"
+            f"else: stepscope runs upload {self._folder} {self._shown_url}"
         )
 
     def _poll(self, seconds: float) -> UploadProgress | None:
