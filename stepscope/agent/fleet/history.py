@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import takewhile
 from math import inf
 
@@ -86,12 +87,18 @@ class GpuValues:
         both = self.values.get("nvlink_data_bytes_per_second")
         return GpuSample(
             self.newest_ns,
-            throttle_reasons=None if self.reasons is None else frozenset(self.reasons),
+            throttle_reasons=None if self.reasons is None else _one_of(frozenset(self.reasons)),
             vector=largest_known(self.values, VECTOR_METRICS),
             link_bytes=both / 2 if now is None and both is not None else now,
             num_processes=self.num_processes,
             **fields,
         )
+
+
+@lru_cache(maxsize=256)
+def _one_of(reasons: frozenset[str]) -> frozenset[str]:
+    """The first of equal sets: minutes of samples have few."""
+    return reasons
 
 
 def gpu_values_by_device(states: Sequence[SourceState], until_ns: float = inf) -> dict[Device, GpuValues]:

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from itertools import chain
 from typing import TypeVar
 
@@ -37,12 +38,29 @@ from stepscope.store.history.catalog import (
     metric_entry,
     table_name,
 )
-from stepscope.store.history.parquet import Columns, Origin, decode_events, decode_rows, encode_events, encode_rows
+from stepscope.store.history.parquet import (
+    Columns,
+    Origin,
+    decode_entities,
+    decode_events,
+    decode_rows,
+    encode_events,
+    encode_rows,
+)
 from stepscope.store.history.places import Place
-from stepscope.store.history.plans import Retention, expired_files, lower_plans, merge_plan, small_parts
-from stepscope.store.history.questions import HistoryEvent
+from stepscope.store.history.plans import (
+    LowerPlan,
+    Retention,
+    expired_files,
+    lower_plans,
+    merge_plan,
+    num_cells,
+    remade_with,
+    small_parts,
+)
+from stepscope.store.history.questions import HistoryEvent, Labels
 from stepscope.store.history.resolution import LAST_TIME, coarser
-from stepscope.store.history.samples import TableRows, joined, selected, sorted_rows, without_idle
+from stepscope.store.history.samples import TableRows, joined, selected, sort_key, sorted_rows, without_idle
 from stepscope.store.history.segments import SegmentDecoder, crc32
 
 _LOG = logging.getLogger(__name__)
@@ -50,11 +68,13 @@ _T = TypeVar("_T")
 
 GRACE_SECONDS = 120
 """Replaced files stay for so long; a reader that takes longer starts again."""
-BATCH_BYTES = 256 << 20
+BATCH_BYTES = 128 << 20
 """Of segments that are compacted at once: the memory that it takes is about three times as much."""
 BATCH_SEGMENTS = 1000
 LOWER_CELLS = 4_000_000
 """Values that one piece of work reads, but for the last file."""
+PART_CELLS = 16_000_000
+"""Values in memory at once: of a larger hour, some entities at a time."""
 _CLOCK_STEP_MS = 2 * HOUR_MS
 
 
@@ -105,6 +125,7 @@ class Maintenance:
         self._retention = retention
         self._clock = clock
         self._decoder = SegmentDecoder()
+        self._working = threading.Lock()
         self._guard = threading.Lock()
         self._open: dict[int, _OpenSegment] = {}
         self._compacted: list[int] = []
@@ -139,11 +160,16 @@ class Maintenance:
 
     def describe(self, metrics: Mapping[str, MetricEntry]) -> None:
         """Take kinds and units of metrics."""
-        if any(self.catalog.metrics.get(name) != entry for name, entry in metrics.items()):
-            self._commit(metrics={**self.catalog.metrics, **metrics})
+        with self._working:
+            if any(self.catalog.metrics.get(name) != entry for name, entry in metrics.items()):
+                self._commit(metrics={**self.catalog.metrics, **metrics})
 
     def step(self, *, is_last: bool = False) -> bool:
         """Do one piece of work; whether there was one."""
+        with self._working:
+            return self._step(is_last=is_last)
+
+    def _step(self, *, is_last: bool) -> bool:
         try:
             worked = self._compact(is_last=is_last) or self._reshape() or self._expire()
             self._remove_retired()
@@ -182,9 +208,9 @@ class Maintenance:
             table = table_name(labels)
             tables[table] = labels
             for span, rows in _by_hour(joined(parts.pop(labels))):
-                merged, old = self._readable(
-                    small_parts(self.catalog.files, table, span, len(rows)), self._rows, damaged
-                )
+                limit = PART_CELLS // max(len(rows.columns), 1)
+                parts_of_hour = small_parts(self.catalog.files, table, span, num_rows=len(rows), max_rows=limit)
+                merged, old = self._readable(parts_of_hour, self._rows, damaged)
                 rows = sorted_rows(joined([*old, rows]))
                 origin = Origin(RAW, table, span, replaces=_paths(merged))
                 files.append(self._write_rows(origin, rows, str(batch[-1])))
@@ -236,25 +262,44 @@ class Maintenance:
         damaged: list[StoredFile] = []
         files: list[StoredFile] = []
         replaced: list[StoredFile] = []
-        num_cells = 0
+        cells = 0
         for plan in lower_plans(self.catalog, self._open_hour()):
-            whole, parts = self._readable(plan.sources, self._rows, damaged)
-            if len(whole) < len(plan.sources):
+            made = self._lower_files(plan, damaged)
+            if damaged:
                 break  # the rest is done at the next step
-            rows = parts[0] if len(parts) == 1 else sorted_rows(joined(parts))
-            metrics = self._metrics_of(whole)
-            lower = coarser(rows, {name: self._entry(name).kind for name in metrics}, TIER_MS[plan.tier])
-            origin = Origin(
-                plan.tier, plan.table, whole[0].span_ms, whole[0].hours, _paths(whole), _paths(plan.replaced)
-            )
-            files.append(self._write_rows(origin, lower, f"{self.catalog.change + 1}", metrics))
+            files += made
             replaced += plan.replaced
-            num_cells += len(rows) * len(rows.columns)
-            if num_cells > LOWER_CELLS or plan.replaced:
+            cells += sum(num_cells(self.catalog, file) for file in plan.sources)
+            if cells > LOWER_CELLS or plan.replaced:
                 break
         if files or damaged:
             self._commit(files=files, replaced=replaced, dropped=damaged)
         return bool(files or damaged)
+
+    def _lower_files(self, plan: LowerPlan, damaged: list[StoredFile]) -> list[StoredFile]:
+        metrics = self._metrics_of(plan.sources)
+        span, hours = plan.sources[0].span_ms, plan.sources[0].hours
+        origin = Origin(plan.tier, plan.table, span, hours, _paths(plan.sources), _paths(plan.replaced))
+        made = []
+        for part, wanted in enumerate(self._entity_parts(plan.sources, damaged)):
+            _, parts = self._readable(plan.sources, partial(self._rows, wanted=wanted), damaged)
+            if damaged:
+                return []
+            rows = parts[0] if len(parts) == 1 else sorted_rows(joined(parts))
+            lower = coarser(rows, {name: self._entry(name).kind for name in metrics}, TIER_MS[plan.tier])
+            number = f"{self.catalog.change + 1}" + (f"-{self.catalog.change + 1}.{part}" if part else "")
+            made += [self._write_rows(origin, lower, number, metrics)] if len(lower) else []
+        return made
+
+    def _entity_parts(self, files: Sequence[StoredFile], damaged: list[StoredFile]) -> list[frozenset[Labels] | None]:
+        """Sets of entities of which PART_CELLS are in the files; None: all."""
+        num_parts = -(-sum(num_cells(self.catalog, file) for file in files) // PART_CELLS)
+        if num_parts < 2:
+            return [None]
+        _, found = self._readable(files, self._entities, damaged)
+        entities = sorted({one for some in found for one in some}, key=sort_key)
+        size = -(-len(entities) // num_parts) or 1
+        return [frozenset(entities[place : place + size]) for place in range(0, len(entities), size)]
 
     def _merge(self) -> bool:
         """Make one file of small ones."""
@@ -309,8 +354,11 @@ class Maintenance:
 
     # -- files
 
-    def _rows(self, file: StoredFile) -> TableRows:
-        return decode_rows(self._content(file), file.path)
+    def _rows(self, file: StoredFile, wanted: frozenset[Labels] | None = None) -> TableRows:
+        return decode_rows(self._content(file), file.path, wanted)
+
+    def _entities(self, file: StoredFile) -> tuple[Labels, ...]:
+        return decode_entities(self._content(file), file.path)
 
     def _content(self, file: StoredFile) -> memoryview:
         content = self._place.read(file.path)
@@ -389,6 +437,7 @@ class Maintenance:
         compacted: int | None = None,
     ) -> None:
         old = self.catalog
+        replaced = [*replaced, *remade_with(old.files, dropped)]
         gone = {file.path for file in (*replaced, *dropped)}
         now_ms = self._clock() // 1_000_000
         kept = [file for file in old.files if file.path not in gone]
@@ -478,7 +527,7 @@ def _paths(files: Iterable[StoredFile]) -> tuple[str, ...]:
     return tuple(file.path for file in files)
 
 
-_NUMBER = re.compile(r"\d{4}-\d{2}-\d{2}(?:T\d{2})?-(\d+)(?:-(\d+))?\.parquet")
+_NUMBER = re.compile(r"\d{4}-\d{2}-\d{2}(?:T\d{2})?-(\d+)(?:-(\d+)(?:\.\d+)?)?\.parquet")
 
 
 def file_number(path: str) -> int:

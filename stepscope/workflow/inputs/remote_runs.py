@@ -93,6 +93,8 @@ def local_records(url: str) -> str:
     Raises:
         DataError, UnreachableError: as `open_remote_run`; also where the URL is no run's.
     """
+    if url.startswith("file://"):
+        return url.removeprefix("file://")
     run = open_remote_run(url, [])
     if run is None:
         refuse_many_remote_runs(url)
