@@ -61,13 +61,14 @@ def _run(page: str, blocks: list[str]) -> None:
 
 def test_the_reference_lists_every_frame(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(_ROOT / "docs/_ext"))
-    from stepscope_reference.frames import ROWS, frames, report_calls
+    from stepscope_reference.frames import ROWS, columns, frames, report_calls
 
     methods = inspect.getmembers(Run, inspect.isfunction)
     made = {name for name, method in methods if inspect.signature(method).return_annotation == "pd.DataFrame"}
     assert set(ROWS) == made
     page = frames()
     assert all(f"## `run.{name}()`" in page for name in made)
+    assert [row for kind in ROWS.values() if kind for row in columns(kind) if not row[2]] == []
     calls = set(api.__all__) - {"History", "Report", "Run", "history", "load"}
     assert set(report_calls()) == calls | {"history(...).cost", "history(...).jobs"}
     for call, document in report_calls().items():

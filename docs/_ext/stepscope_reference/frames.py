@@ -78,7 +78,7 @@ def _of_report(call: str, document: type) -> str:
         parts.append(f"### {code(f'{call}.{frame}')}\n\n{text(_as_one_line(made.__doc__))}\n")
     for frame, rows in row_types(document).items():
         if frame not in MADE.get(call, {}) and frame != "warnings":
-            parts.append(f"### {code(f'{call}.{frame}')}\n\n{table(('column', 'type', 'meaning'), _columns(rows))}")
+            parts.append(f"### {code(f'{call}.{frame}')}\n\n{table(('column', 'type', 'meaning'), columns(rows))}")
     return "\n".join(parts)
 
 
@@ -117,10 +117,16 @@ def _described(name: str, kind: type | None) -> str:
     if kind is None:
         first, _, rest = said.partition("\n")
         return f"{head}{text(first)}\n\n```text\n{rest.strip()}\n```\n"
-    return f"{head}{text(said)}\n\n{table(('column', 'type', 'meaning'), _columns(kind))}"
+    rows = [row for row in columns(kind) if row[0] not in _WITHOUT.get(name, ())]
+    return f"{head}{text(said)}\n\n{table(('column', 'type', 'meaning'), rows)}"
 
 
-def _columns(kind: type) -> Iterator[tuple[str, str, str]]:
+_WITHOUT = {"root_causes": (code("evidence"),)}
+"""Fields that are not in the frame."""
+
+
+def columns(kind: type) -> Iterator[tuple[str, str, str]]:
+    """Columns of the frame of a dataclass: name, type and meaning."""
     for column, dtype in frame_of(kind, []).dtypes.items():
         yield code(str(column)), str(dtype), text(_meaning(kind, str(column).split(".")))
     for name, of in column_types(kind).items():
