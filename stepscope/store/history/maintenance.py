@@ -7,13 +7,11 @@ GRACE_SECONDS, when no reader can be in the middle of it. A kill at any moment l
 from __future__ import annotations
 
 import logging
-import re
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from itertools import chain
 from typing import TypeVar
@@ -24,7 +22,6 @@ import numpy as np
 from stepscope.core.errors import DataError
 from stepscope.store.history.catalog import (
     CATALOG,
-    DAY_MS,
     EVENTS,
     HOUR_MS,
     RAW,
@@ -35,9 +32,15 @@ from stepscope.store.history.catalog import (
     Retired,
     StoredFile,
     encode_catalog,
+    file_number,
+    hour_of,
     metric_entry,
+    segment_number,
+    segment_path,
+    stamp,
     table_name,
 )
+from stepscope.store.history.event_records import by_day, edges_of, newest_events
 from stepscope.store.history.parquet import (
     Columns,
     Origin,
@@ -76,25 +79,6 @@ LOWER_CELLS = 4_000_000
 PART_CELLS = 16_000_000
 """Values in memory at once: of a larger hour, some entities at a time."""
 _CLOCK_STEP_MS = 2 * HOUR_MS
-
-
-_SEGMENT = re.compile(r"(\d{12})\.segment")
-
-
-def segment_number(name: str) -> int | None:
-    """Number of a segment by its file name; None of another file."""
-    match = _SEGMENT.fullmatch(name)
-    return int(match[1]) if match else None
-
-
-def segment_path(number: int) -> str:
-    """Path of a segment."""
-    return f"{SEGMENTS}/{number:012d}.segment"
-
-
-def hour_of(times_ms: int) -> int:
-    """Start of the hour (start, start + 1 h] that a time lies in; ms."""
-    return (times_ms - 1) // HOUR_MS * HOUR_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +199,7 @@ class Maintenance:
                 origin = Origin(RAW, table, span, replaces=_paths(merged))
                 files.append(self._write_rows(origin, rows, str(batch[-1])))
                 replaced += merged
-        for day, some in _by_day(events):
+        for day, some in by_day(events):
             of_day = [file for file in self.catalog.files if file.tier == EVENTS and file.span_ms == day]
             merged, known = self._readable(of_day, self._events, damaged)
             files.append(self._write_events(day, [*chain.from_iterable(known), *some], batch[-1], merged))
@@ -396,7 +380,7 @@ class Maintenance:
             times[LAST_TIME] = values.pop(LAST_TIME).astype(np.int64)
         columns = Columns(rows.labels, rows.entities, rows.entity, times, values)
         content = memoryview(encode_rows(columns, origin=origin, metrics={name: self._entry(name) for name in metrics}))
-        path = f"{origin.tier}/{origin.table}/{_stamp(origin.span_ms)}-{number}.parquet"
+        path = f"{origin.tier}/{origin.table}/{stamp(origin.span_ms)}-{number}.parquet"
         self._place.write(path, content)
         return stored_file(
             path,
@@ -421,7 +405,7 @@ class Maintenance:
         events = newest_events(events)
         origin = Origin(EVENTS, "", day, 24, replaces=_paths(replaces))
         content = memoryview(encode_events(events, origin=origin))
-        path = f"{EVENTS}/{_stamp(day)[:10]}-{number}.parquet"
+        path = f"{EVENTS}/{stamp(day)[:10]}-{number}.parquet"
         self._place.write(path, content)
         return stored_file(path, origin, edges=edges_of(events), rows=len(events), content=content, columns=0)
 
@@ -482,13 +466,6 @@ def set_aside(place: Place, path: str, error: Exception) -> None:
         _LOG.warning("%s is gone; left out", place.path(path))
 
 
-def edges_of(events: Sequence[HistoryEvent]) -> tuple[int, int | None]:
-    """Time of the first start and the last end of events, ms; None where one has no end."""
-    ends = [event.end_ns for event in events if event.end_ns is not None]
-    last = max(ends) // 1_000_000 + 1 if len(ends) == len(events) else None
-    return min(event.start_ns for event in events) // 1_000_000, last
-
-
 def stored_file(
     path: str,
     origin: Origin,
@@ -527,41 +504,9 @@ def _paths(files: Iterable[StoredFile]) -> tuple[str, ...]:
     return tuple(file.path for file in files)
 
 
-_NUMBER = re.compile(r"\d{4}-\d{2}-\d{2}(?:T\d{2})?-(\d+)(?:-(\d+)(?:\.\d+)?)?\.parquet")
-
-
-def file_number(path: str) -> int:
-    """Number of the newest segment (raw rows and events) or of the change (lower resolution) in a path; -1: none."""
-    match = _NUMBER.fullmatch(path.rpartition("/")[2])
-    return int(match[1]) if match else -1
-
-
-def merge_number(path: str) -> int | None:
-    """Number of the change in the path of a merged file of raw rows."""
-    match = _NUMBER.fullmatch(path.rpartition("/")[2])
-    return int(match[2]) if match and match[2] else None
-
-
-def newest_events(events: Iterable[HistoryEvent]) -> list[HistoryEvent]:
-    """Events without what was told of each before; the oldest first."""
-    newest = {(event.kind, event.start_ns, event.labels, event.code): event for event in events}
-    return sorted(newest.values(), key=lambda event: (event.start_ns, event.kind.value, event.labels, event.code))
-
-
 def _by_hour(rows: TableRows) -> list[tuple[int, TableRows]]:
     hours = (rows.times_ms - 1) // HOUR_MS * HOUR_MS
     spans = np.unique(hours)
     if len(spans) == 1:
         return [(int(spans[0]), without_idle(rows))]
     return [(int(span), selected(rows, hours == span)) for span in spans]
-
-
-def _by_day(events: Iterable[HistoryEvent]) -> list[tuple[int, list[HistoryEvent]]]:
-    days: dict[int, list[HistoryEvent]] = defaultdict(list)
-    for event in events:
-        days[event.start_ns // 1_000_000 // DAY_MS * DAY_MS].append(event)
-    return sorted(days.items())
-
-
-def _stamp(span_ms: int) -> str:
-    return datetime.fromtimestamp(span_ms / 1000, UTC).strftime("%Y-%m-%dT%H")
