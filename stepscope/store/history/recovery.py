@@ -25,10 +25,10 @@ from stepscope.store.history.catalog import (
     segment_number,
 )
 from stepscope.store.history.event_records import edges_of
-from stepscope.store.history.maintenance import set_aside, stored_file
 from stepscope.store.history.parquet import FileFacts, decode_events, facts_of
 from stepscope.store.history.places import Place
 from stepscope.store.history.plans import remade_with
+from stepscope.store.history.written_files import set_aside, stored_file
 
 _LOG = logging.getLogger(__name__)
 
