@@ -330,9 +330,8 @@ class Maintenance:
         """Segments first, the newest before the others: while a batch is there, so is what it was merged with."""
         if time.monotonic() - self._compacted_since < GRACE_SECONDS:
             return
-        while self._compacted:
-            self._place.remove(segment_path(self._compacted[-1]))
-            del self._compacted[-1]
+        self._place.remove_many([segment_path(number) for number in sorted(self._compacted)])
+        self._compacted.clear()
         now_ms = self._clock() // 1_000_000
         due = [one for one in self.catalog.retired if abs(now_ms - one.since_ms) > 1000 * GRACE_SECONDS]
         for one in due:
