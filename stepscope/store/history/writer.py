@@ -18,8 +18,8 @@ import numpy as np
 
 from stepscope.core.errors import from_os_error
 from stepscope.core.text.numbers import counted
-from stepscope.store.history.catalog import Catalog, described
-from stepscope.store.history.maintenance import Maintenance, segment_path
+from stepscope.store.history.catalog import Catalog, described, segment_path
+from stepscope.store.history.maintenance import Maintenance
 from stepscope.store.history.parquet import no_pyarrow
 from stepscope.store.history.places import LocalPlace, place_of
 from stepscope.store.history.plans import Retention
