@@ -162,7 +162,7 @@ def compare(
     end_ms = begin_ms + round(minutes * 60_000)
     found: dict[str, dict[str, Agreement]] = {}
     for text, question in QUESTIONS.items():
-        for seconds in step_seconds:
+        for seconds in (seconds for seconds in step_seconds if seconds <= minutes * 60.0):
             time_range = TimeRange(begin_ms * _NS_PER_MS, end_ms * _NS_PER_MS, round(seconds * 1e9))
             found[f"{text}, {seconds:g} s"] = {
                 name: agreement_of_ranges(reference, other, question, time_range) for name, other in others

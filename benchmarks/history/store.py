@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -35,6 +36,7 @@ import numpy as np
 
 from benchmarks.history.fleet import METRICS, START_NS, Fleet, gpu_labels
 from benchmarks.history.servers import victoria_metrics_server
+from stepscope.store.history import maintenance
 from stepscope.store.history.catalog import TIER_MS
 from stepscope.store.history.embedded import history_at
 from stepscope.store.history.places import place_of
@@ -59,6 +61,7 @@ sys.stdin.read()
 
 def ingest(recording: Path, location: str, num_gpus: int, num_hours: int) -> dict[str, Any]:
     """Write the samples of a fleet; what it cost, and its size."""
+    maintenance.GRACE_SECONDS = 1
     fleet = Fleet(recording, num_gpus)
     now = [START_NS]
     writer = HistoryWriter(location, clock=lambda: now[0])
@@ -94,6 +97,8 @@ def ingest(recording: Path, location: str, num_gpus: int, num_hours: int) -> dic
             while maintain():
                 pass
     timed("compaction", writer.compact)
+    time.sleep(maintenance.GRACE_SECONDS + 0.1)
+    writer.maintain()  # removes the segments: hours pass faster here than readers need
     files = writer.catalog.files
     writer.close()
     samples = num_gpus * len(METRICS) * num_hours * 3600 // fleet.step_seconds
@@ -107,6 +112,7 @@ def ingest(recording: Path, location: str, num_gpus: int, num_hours: int) -> dic
         },
         "flush_wall_ms": {"median": _ms(statistics.median(flush_seconds)), "max": _ms(max(flush_seconds))},
         "wall_seconds": round(time.monotonic() - begin, 1),
+        "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     }
 
 

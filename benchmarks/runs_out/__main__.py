@@ -71,7 +71,10 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, s3_server(options.server, Path(folder)) as settings:
         os.environ.update(settings)
-        result = _measure(Path(folder), options)
+        try:
+            result = _measure(Path(folder), options)
+        finally:
+            _end_uploads(folder)
     print(json.dumps(result, indent=1))
     return 0 if result["is_right"] else 1
 
@@ -184,6 +187,14 @@ def _uploads_of(training: subprocess.Popen[str]) -> list[int]:
             if b"stepscope.workflow.transfer.upload_process" in Path(f"/proc/{child}/cmdline").read_bytes():
                 found.append(int(child))
     return found
+
+
+def _end_uploads(folder: str) -> None:
+    """End the processes that still upload something in the benchmark's folder."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if b"transfer.upload_process" in (command := path.read_bytes()) and folder.encode() in command:
+                os.kill(int(path.parent.name), signal.SIGKILL)
 
 
 def _node_folder(node: Path) -> Path | None:

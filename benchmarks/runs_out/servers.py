@@ -72,6 +72,7 @@ def _command(name: str, folder: Path, port: int) -> list[str]:
         f"-dir={data}",
         "-ip=127.0.0.1",
         "-master.volumeSizeLimitMB=64",
+        "-volume.max=200",
         "-s3",
         f"-s3.port={port}",
         f"-s3.config={identities}",

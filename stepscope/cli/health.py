@@ -87,9 +87,9 @@ def ack_command(clients: list[AgentClient], event: str, by: str, why: str, as_js
 def set_healthy_command(clients: list[AgentClient], target: str, by: str, why: str, as_json: bool) -> None:
     """End all open events of a GPU (its index or UUID), or of the machine and all its GPUs (`node`, or its name).
 
-    New evidence begins another event: a further XID, a worse value, or the same again after it was good. A GPU that
-    does not answer stays as it is. Needs the agent's token. Exits with status 3 when there is no such GPU, or it does
-    not answer.
+    New evidence begins another event: a further XID, a larger count, or the same again after it was good. A GPU with
+    a condition that stands, such as one that does not answer, stays as it is. Needs the agent's token. Exits with
+    status 3 when there is no such GPU, or a condition of it stands.
     """
     from stepscope.workflow.nodes.health import set_healthy
 

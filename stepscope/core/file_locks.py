@@ -17,7 +17,7 @@ def is_locked_by_another(path: str | os.PathLike[str]) -> bool:
     locked: the kernel releases a process's lock when it closes the file once.
     """
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:  # a pipe waits
             asked = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
             kind, *_ = _LOCK.unpack(fcntl.fcntl(file, fcntl.F_GETLK, asked))
     except OSError:

@@ -89,6 +89,9 @@ def tls_context(ca_file: str, cert_file: str, key_file: str) -> ssl.SSLContext:
     Raises:
         UsageError: a file cannot be used.
     """
+    for file in filter(None, (ca_file, cert_file, key_file)):
+        if os.path.exists(file) and not os.path.isfile(file):  # OpenSSL would wait for the writer of a pipe
+            raise UsageError("is not a file", where=file)
     try:
         context = ssl.create_default_context(cafile=ca_file or None)
     except OSError as error:

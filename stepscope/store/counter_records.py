@@ -14,6 +14,7 @@ from stepscope.core.documents.run_counters import RankCounters
 from stepscope.core.protocol.counters import Counters
 from stepscope.core.text.numbers import counted
 from stepscope.core.vocabulary import Notice
+from stepscope.store.files import open_regular
 
 MAX_RANKS_OF_COUNTERS = 256
 MAX_BYTES = 256 << 20
@@ -64,7 +65,7 @@ def _message(line: bytes) -> Counters | None:
 def _lines(path: Path, max_bytes: int) -> Iterator[bytes]:
     """Whole lines of a file, without a last one that has no end; of a long file those of some blocks."""
     size = path.stat().st_size
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         if size <= max_bytes:
             yield from filter(None, file.read().split(b"\n")[:-1])
             return

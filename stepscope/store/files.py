@@ -5,8 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import re
+import stat
 import sys
+import time
 from pathlib import Path
+from select import POLLIN, poll
+from typing import BinaryIO
 
 from stepscope.core.errors import DataError, from_os_error
 
@@ -63,6 +67,42 @@ def _neighbour(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.urandom(4).hex()}.partial")
 
 
+_OTHER_END_SECONDS = 10.0
+"""For the first byte of a pipe, or its reader: it may be of a command that takes a while."""
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Store: open a regular file for reading.
+
+    Raises:
+        OSError: it cannot be opened, or is something else (EINVAL): a pipe may wait for ever.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # to open a pipe waits for its writer
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "is not a regular file", str(path))
+    return open(descriptor, "rb")
+
+
+def _open_ready(path: Path) -> BinaryIO:
+    """Open a file for reading; a pipe once something was written to it, or its writer has ended.
+
+    Raises:
+        OSError: it cannot be opened, is a folder, or a pipe into which nobody writes (ETIMEDOUT).
+    """
+    if not path.is_fifo():
+        return path.open("rb")
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    ready = poll()
+    ready.register(descriptor, POLLIN)
+    if not ready.poll(1e3 * _OTHER_END_SECONDS):
+        os.close(descriptor)
+        said = f"is a pipe into which nobody has written for {_OTHER_END_SECONDS:.0f} s"
+        raise OSError(errno.ETIMEDOUT, said, str(path))
+    os.set_blocking(descriptor, True)
+    return open(descriptor, "rb")
+
+
 def read_whole(path: Path) -> bytes:
     """Store: read the content of a whole file.
 
@@ -70,7 +110,8 @@ def read_whole(path: Path) -> bytes:
         DataError: it does not exist or cannot be read.
     """
     try:
-        return path.read_bytes()
+        with open_regular(path) as file:
+            return file.read()
     except FileNotFoundError as error:
         raise DataError("does not exist", where=str(path), what_next="check the path") from error
     except OSError as error:
@@ -88,7 +129,7 @@ def read_text(path: Path) -> str:
         OSError: it cannot be read, or is longer (EFBIG).
         UnicodeDecodeError: it is no text.
     """
-    with path.open("rb") as file:
+    with _open_ready(path) as file:
         content = file.read(MAX_TEXT_BYTES + 1)
     if len(content) > MAX_TEXT_BYTES:
         raise OSError(errno.EFBIG, f"has more than {MAX_TEXT_BYTES >> 20} MiB", str(path))
@@ -104,10 +145,34 @@ def _is_passed_through(path: Path) -> bool:
     return _descriptor(path) is not None or path.is_fifo() or path.is_char_device() or path.is_block_device()
 
 
+def _open_to_write(path: Path) -> int:
+    """Descriptor of a device, or of a pipe once somebody reads it.
+
+    Raises:
+        OSError: it cannot be opened, or nobody reads the pipe (ENXIO).
+    """
+    if not path.is_fifo():
+        return os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    end = time.monotonic() + _OTHER_END_SECONDS
+    while True:
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            if time.monotonic() > end:
+                said = f"is a pipe that nobody has read for {_OTHER_END_SECONDS:.0f} s"
+                raise OSError(errno.ENXIO, said, str(path)) from None
+            time.sleep(0.05)
+        else:
+            os.set_blocking(descriptor, True)
+            return descriptor
+
+
 def _write_through(path: Path, content: bytes) -> None:
     number = _descriptor(path)
     if number is None:
-        with os.fdopen(os.open(path, os.O_WRONLY), "wb") as stream:
+        with os.fdopen(_open_to_write(path), "wb") as stream:
             stream.write(content)
         return
     for printed in (sys.stdout, sys.stderr):  # comes first, also where both go to the same file

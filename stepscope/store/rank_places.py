@@ -10,6 +10,7 @@ import msgspec
 from stepscope.core.documents.run_directory import RANKS_FOLDER, RankPlace
 from stepscope.core.text.numbers import counted
 from stepscope.core.vocabulary import Notice
+from stepscope.store.files import open_regular
 
 _FILE = re.compile(r"rank(\d{1,9})\.json")
 _MAX_BYTES = 1 << 16
@@ -29,7 +30,7 @@ def read_rank_places(run_directory: Path) -> tuple[list[RankPlace], list[Notice]
     places, num_unreadable = [], 0
     for rank, path in sorted(found):
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 place = _decode(file.read(_MAX_BYTES))
         except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             place = None

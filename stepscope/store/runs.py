@@ -24,7 +24,7 @@ from stepscope.core.errors import DataError, UsageError
 from stepscope.core.protocol.verdicts import MAX_VERDICT_BYTES, LiveVerdict, read_live_verdict
 from stepscope.core.vocabulary import Cause
 from stepscope.store import documents
-from stepscope.store.files import read_whole, write_whole
+from stepscope.store.files import open_regular, read_whole, write_whole
 
 
 class UnknownRunError(UsageError):
@@ -286,7 +286,7 @@ def _has_not_ended(manifest: layout.RunManifest) -> bool:
 def _live_verdict(run_directory: Path) -> LiveVerdict | None:
     """The newest live verdict of a run; None without one that can be read."""
     try:
-        with (run_directory / layout.LIVE_VERDICT_FILE).open("rb") as file:
+        with open_regular(run_directory / layout.LIVE_VERDICT_FILE) as file:
             return read_live_verdict(msgspec.json.decode(file.read(MAX_VERDICT_BYTES)))
     except (OSError, ValueError, RecursionError):
         return None
@@ -335,7 +335,7 @@ _HEAD_BYTES = 65_536
 
 def is_saved_analysis(path: Path) -> bool:
     """Whether a stored file looks like the output of `analyze --json`, by its beginning."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return _SAVED_ANALYSIS.search(file.read(_HEAD_BYTES)) is not None
 
 

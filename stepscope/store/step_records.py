@@ -22,6 +22,7 @@ from stepscope.core.documents import run_directory as layout
 from stepscope.core.text.numbers import counted, ranks_words
 from stepscope.core.vocabulary import Notice
 from stepscope.store.documents import is_figure
+from stepscope.store.files import open_regular
 from stepscope.trace.file_names import MAX_RANK
 
 _FAR_FEWER = 0.5
@@ -179,7 +180,7 @@ def _read_lines(path: Path, most_bytes: int | None = None) -> Iterator[tuple[_St
     Raises:
         OSError: the file cannot be read.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         skipped = 0 if most_bytes is None else max(os.fstat(file.fileno()).st_size - most_bytes, 0)
         file.seek(skipped)
         lines = file.read().split(b"\n")[:-1]
@@ -435,7 +436,7 @@ def read_stuck_steps(run_directory: Path, manifest: layout.RunManifest | None) -
     stuck = []
     for path in sorted((run_directory / layout.FLIGHT_FOLDER).glob(_STUCK_FILES))[:_MAX_STUCK_RANKS]:
         with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 state = msgspec.json.decode(file.read(_MAX_STUCK_BYTES), type=StuckHead)
             if state.ended_ns is None and state.began_ns >= since_ns:
                 stuck.append(state)

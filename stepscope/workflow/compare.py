@@ -28,6 +28,7 @@ from stepscope.store.step_records import StepTelemetry, read_step_telemetry
 from stepscope.workflow.analyze import analyze
 from stepscope.workflow.fan_out.engine import HERE, FanOut, Progress
 from stepscope.workflow.inputs.paths import check_readable
+from stepscope.workflow.inputs.remote_runs import open_remote_run
 from stepscope.workflow.inputs.trace_files import find_trace_files
 
 
@@ -117,7 +118,8 @@ def _read_record(path: str, notices: list[Notice], fan_out: FanOut) -> RunRecord
     place = Path(path)
     name = path if "://" in path else place.resolve().name or path
     if "://" in path:
-        return RunRecord(name, _analyse(path, notices, fan_out))
+        remote = open_remote_run(path, [])  # the analysis has its notices
+        return _record(name, _analyse(path, notices, fan_out), None if remote is None else remote.folder)
     if place.is_file():
         if not is_saved_analysis(place):
             return RunRecord(name, _analyse(path, notices, fan_out))

@@ -28,6 +28,7 @@ class _Agent:
     def __init__(self) -> None:
         self.now_ns = _NOW
         self.lost: set[int] = set()
+        self.conditions: dict[str, float] = {}
         self.xids = {(0, 119): 1.0, (1, 94): 1.0}
         self.source = HealthSource(self._states, "nvml", wall_clock_ns=lambda: self.now_ns)
         self.look()
@@ -46,6 +47,7 @@ class _Agent:
             Reading(GPU + "xid_errors_total", count, with_labels(labels[gpu], xid=xid), self.now_ns)
             for (gpu, xid), count in self.xids.items()
         ]
+        readings += [Reading(GPU + name, value, labels[0], self.now_ns) for name, value in self.conditions.items()]
         return (SourceState("nvml", Collection(tuple(readings), tuple(missing)), self.now_ns, age_seconds=0.0),)
 
 
@@ -150,6 +152,33 @@ def test_a_gpu_that_is_still_lost_is_not_set_healthy(
     assert f"stepscope: stays open, as its condition stands: {lost}  critical: n1 GPU 0" in err
     assert sorted(_ids(capsys, url)) == sorted(one for one in before if not one.startswith("xid_94"))
     agent.lost.clear()
+    agent.look()
+    assert _run(capsys, "set-healthy", "0", *note)[0] == 0
+    assert _ids(capsys, url) == []
+
+
+@pytest.mark.parametrize(
+    ("metric", "code"),
+    [
+        ("row_remap_failed", "row_remap_failed"),
+        ("row_remap_pending", "row_remap_pending"),
+        ("sram_threshold_exceeded", "sram_threshold"),
+    ],
+)
+def test_a_gpu_that_answers_is_not_set_healthy_while_a_condition_stands(
+    metric: str, code: str, agent: _Agent, url: str, token: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    note = ("--agent", url, "--token-file", token, "--by", "bob", "--why", "looks fine")
+    agent.conditions = {metric: 1.0}
+    agent.look()
+    before = _ids(capsys, url)
+    exit_code, out, err = _run(capsys, "set-healthy", "0", *note)
+    assert (exit_code, out) == (3, "")
+    assert f"GPU 0 cannot be set healthy while {code} stands: " in err
+    assert _ids(capsys, url) == before
+    _, _, err = _run(capsys, "set-healthy", "node", *note)
+    assert f"stepscope: stays open, as its condition stands: {code}-" in err
+    agent.conditions = {metric: 0.0}
     agent.look()
     assert _run(capsys, "set-healthy", "0", *note)[0] == 0
     assert _ids(capsys, url) == []

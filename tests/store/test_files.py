@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
 from stepscope.core.errors import DataError
-from stepscope.store.files import check_writable, write_whole
+from stepscope.store.files import check_writable, open_regular, read_text, read_whole, write_whole
 
 
 def test_a_look_leaves_nothing_and_changes_nothing(tmp_path: Path) -> None:
@@ -70,3 +71,41 @@ def test_what_the_shell_redirected_keeps_what_stands_in_it(tmp_path: Path, folde
 def test_a_path_without_a_name_is_refused() -> None:
     with pytest.raises(DataError, match="file name is empty"):
         check_writable(Path(""))
+
+
+def test_a_pipe_without_an_other_end_is_waited_for_a_while_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepscope.store.files._OTHER_END_SECONDS", 0.1)
+    pipe = tmp_path / "agents.txt"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="is a pipe into which nobody has written for 0 s"):
+        read_text(pipe)
+    with pytest.raises(DataError, match="is a pipe that nobody has read for 0 s"):
+        write_whole(pipe, b"a")
+    with pytest.raises(DataError, match=r"cannot be read \(is not a regular file\)"):
+        read_whole(pipe)
+    with pytest.raises(OSError, match="is not a regular file"):
+        open_regular(tmp_path)
+
+
+def test_a_pipe_is_read_once_it_is_written_to(tmp_path: Path) -> None:
+    pipe = tmp_path / "agents.txt"
+    os.mkfifo(pipe)
+    later = threading.Timer(0.2, pipe.write_bytes, (b"127.0.0.1:9455\n",))
+    later.start()
+    assert read_text(pipe) == "127.0.0.1:9455\n"
+    later.join()
+
+
+def test_a_pipe_is_written_once_it_is_read(tmp_path: Path) -> None:
+    pipe = tmp_path / "analysis.json"
+    os.mkfifo(pipe)
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()))
+    later = threading.Timer(0.2, reader.start)
+    later.start()
+    write_whole(pipe, b"{}")
+    later.join()
+    reader.join()
+    assert read == [b"{}"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import takewhile
 from math import inf
 
 from stepscope.agent.polling import STALE_SECONDS, SourceState
@@ -85,12 +87,18 @@ class GpuValues:
         both = self.values.get("nvlink_data_bytes_per_second")
         return GpuSample(
             self.newest_ns,
-            throttle_reasons=None if self.reasons is None else frozenset(self.reasons),
+            throttle_reasons=None if self.reasons is None else _one_of(frozenset(self.reasons)),
             vector=largest_known(self.values, VECTOR_METRICS),
             link_bytes=both / 2 if now is None and both is not None else now,
             num_processes=self.num_processes,
             **fields,
         )
+
+
+@lru_cache(maxsize=256)
+def _one_of(reasons: frozenset[str]) -> frozenset[str]:
+    """The first of equal sets: minutes of samples have few."""
+    return reasons
 
 
 def gpu_values_by_device(states: Sequence[SourceState], until_ns: float = inf) -> dict[Device, GpuValues]:
@@ -213,7 +221,8 @@ class GpuHistory:
 
     def last(self, seconds: float) -> Sequence[GpuSample]:
         since = self.newest_ns - seconds * 1e9
-        return [sample for sample in self._samples if sample.time_ns > since]
+        newest_first = list(takewhile(lambda sample: sample.time_ns > since, reversed(self._samples)))
+        return newest_first[::-1]
 
     def _count(self, values: GpuValues) -> None:
         """Update the rates of counters, which are read less often: the last rate holds until the next reading."""

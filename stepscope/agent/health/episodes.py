@@ -87,6 +87,17 @@ def health_hysteresis_of(thresholds: HealthThresholds) -> dict[str, Hysteresis]:
     }
 
 
+_OF_THE_PAST = frozenset({"ecc_uncorrected", "remapped_rows", "retired_pages", "gpu_stalls", "infiniband_port_flaps"})
+
+
+def is_of_the_past(code: str) -> bool:
+    """Whether a health event is of errors that came, whose count stays when all is well again.
+
+    All others are conditions, which stand or not: the next sample shows it.
+    """
+    return code in _OF_THE_PAST or code.startswith(("xid_", "sxid_"))
+
+
 MAX_ENDED = 256
 """Number of ended events that are kept."""
 
@@ -107,7 +118,7 @@ class _Track:
     """Samples and episode of one code of one thing: a GPU, port, switch or the machine.
 
     Attributes:
-        accepted: evidence that an operator set healthy, until a sample is good or shows more.
+        accepted: evidence of the past that an operator set healthy, until a sample is good or shows more.
     """
 
     labels: Labels
@@ -217,17 +228,23 @@ class HealthEpisodes:
                 return _event(track, code, episode)
         return None
 
-    def is_good(self, key: str, code: str) -> bool:
-        """Whether the last samples of a check were good; an open event of it is about to end."""
+    def stands(self, key: str, code: str, now_ns: int) -> bool:
+        """Whether the last sample of a condition, not older than two samples may be apart, was not good."""
         track = self._tracks.get((key, code))
-        return track is not None and track.good_since_ns is not None
+        if track is None or track.last_ns is None or is_of_the_past(code):
+            return False
+        return track.good_since_ns is None and now_ns - track.last_ns <= self._gap_ns
 
     def set_healthy(self, key: str, note: OperatorNote) -> list[HealthEvent]:
-        """End all events of a thing by an operator's word; another begins once a sample shows more than these did."""
+        """End all events of a thing by an operator's word.
+
+        Another begins once a sample shows more errors than these did, or a condition.
+        """
         ended = []
         for (whose, code), track in self._tracks.items():
             if whose == key and track.episode is not None:
-                track.accepted, track.good_since_ns = track.episode.evidence, None
+                track.accepted = track.episode.evidence if is_of_the_past(code) else None
+                track.good_since_ns = None
                 event = self._end(track, code, note.time_ns, note)
                 assert event is not None
                 ended.append(event)
@@ -280,7 +297,9 @@ class HealthEpisodes:
                 episode.acknowledged = None  # it was of something milder
             if evidence.is_worse_than(episode.evidence):
                 episode.evidence = evidence
-        if track.episode is not None or sample.time_ns - episode.first_ns < self._hysteresis(sample.code).enter * 1e9:
+        usual = self._hysteresis(sample.code).enter
+        enter_seconds = usual if sample.enter_seconds is None else min(usual, sample.enter_seconds)
+        if track.episode is not None or sample.time_ns - episode.first_ns < enter_seconds * 1e9:
             return None
         track.episode, track.candidate = episode, None
         self.totals[track.labels, sample.code] += 1

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from stepscope.agent.config.settings import HealthThresholds
-from stepscope.agent.health.checks.driver import NO_ANSWER_CODES, AnswerChecks, DriverChecks
+from stepscope.agent.health.checks.driver import AnswerChecks, DriverChecks
 from stepscope.agent.health.checks.links import NvlinkChecks, PcieChecks, PortChecks
 from stepscope.agent.health.checks.memory_and_clocks import MemoryChecks, SlowdownChecks
 from stepscope.agent.health.checks.switches import SwitchChecks
@@ -317,7 +317,9 @@ class HealthWatch:
         if not keys and target != NODE:
             return None
         standing = {
-            key: event for key, event in self._episodes.open_events() if key in keys and self._stands(key, event)
+            key: event
+            for key, event in self._episodes.open_events()
+            if key in keys and self._stands(key, event, note.time_ns)
         }
         if standing and target != NODE:
             raise StandingConditionError(next(iter(standing.values())))
@@ -330,10 +332,10 @@ class HealthWatch:
                 self._episodes.forget(key, note.time_ns)
         return ended
 
-    def _stands(self, key: str, event: HealthEvent) -> bool:
-        """Whether a GPU or the driver, which is asked all the time, still does not answer."""
+    def _stands(self, key: str, event: HealthEvent, now_ns: int) -> bool:
+        """Whether the newest look still showed the condition of an open event."""
         is_away = key in self._gpus and self._gpus[key].observed is None
-        return event.code in NO_ANSWER_CODES and not is_away and not self._episodes.is_good(key, event.code)
+        return not is_away and self._episodes.stands(key, event.code, now_ns)
 
     def state(self) -> WatchState:
         """What a restarted agent needs to go on."""

@@ -71,6 +71,7 @@ class CheckSample:
         evidence: of a bad sample.
         is_new: it has just happened: a counter moved, an XID came. Otherwise a first sample may show an old condition.
         since_ns: when it began, where that was before the sample: an XID that came while the agent was down.
+        enter_seconds: how long samples must be bad for an event; None: as long as is usual for the code.
     """
 
     code: str
@@ -80,11 +81,20 @@ class CheckSample:
     count: int = 1
     is_new: bool = False
     since_ns: int | None = None
+    enter_seconds: float | None = None
 
 
-def bad(code: str, time_ns: int, evidence: CheckEvidence, *, count: int = 1, is_new: bool = False) -> CheckSample:
+def bad(
+    code: str,
+    time_ns: int,
+    evidence: CheckEvidence,
+    *,
+    count: int = 1,
+    is_new: bool = False,
+    enter_seconds: float | None = None,
+) -> CheckSample:
     """Bad sample of a health check, with its evidence."""
-    return CheckSample(code, time_ns, SampleState.BAD, evidence, count, is_new)
+    return CheckSample(code, time_ns, SampleState.BAD, evidence, count, is_new, enter_seconds=enter_seconds)
 
 
 def good(code: str, time_ns: int) -> CheckSample:
@@ -199,7 +209,8 @@ _OF_GPU = {
     GPU + name: name
     for name in (
         *("utilization_ratio", "power_watts", "power_limit_watts", "energy_joules_total", "up"),
-        *("ecc_corrected_errors_total", "ecc_uncorrected_errors_total", "row_remap_failed", "row_remap_pending"),
+        *("ecc_enabled", "ecc_corrected_errors_total", "ecc_uncorrected_errors_total"),
+        *("row_remap_failed", "row_remap_pending"),
         *("remapped_rows_uncorrected_total", "retired_pages_corrected_total", "retired_pages_uncorrected_total"),
         "retired_pages_pending",
         *("pcie_replays_total", "pcie_link_generation", "pcie_link_width"),
@@ -365,13 +376,18 @@ class HealthObserver:
         oldest_ns = now_ns - self._stale_ns
         for whose, uses, values, time_ns in self._wanted.of(readings):
             is_fresh = time_ns > oldest_ns
+            if not isinstance(whose, Device):
+                observed.machine += [
+                    (Reading(name, value, whose, time_ns), source)
+                    for (name, _), value in zip(uses, values, strict=True)
+                    if is_fresh or name.startswith(SWITCH)
+                ]
+                continue
+            gpu = _gpu_in(observed, whose, source) if is_fresh else None
             for (name, further), value in zip(uses, values, strict=True):
-                if isinstance(whose, Device):
-                    if is_fresh or name in _NOT_DATED:
-                        sample = TimedValue(value, time_ns, source)
-                        self._read_gpu(_gpu_in(observed, whose, source), name, further, sample)
-                elif is_fresh or name.startswith(SWITCH):
-                    observed.machine.append((Reading(name, value, whose, time_ns), source))
+                if is_fresh or name in _NOT_DATED:
+                    gpu = gpu or _gpu_in(observed, whose, source)
+                    self._read_gpu(gpu, name, further, TimedValue(value, time_ns, source))
 
     def _read_gpu(self, gpu: ObservedGpu, name: str, further: tuple[str, ...], sample: TimedValue) -> None:
         source = sample.source

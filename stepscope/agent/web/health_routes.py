@@ -45,7 +45,7 @@ class KnownHealth(Protocol):
         """End all open events of a GPU or of the machine; None where there is no such GPU.
 
         Raises:
-            StandingConditionError: it does not answer now.
+            StandingConditionError: a condition of it stands.
         """
 
 

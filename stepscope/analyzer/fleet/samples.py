@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from typing import Any
 
 
@@ -241,6 +242,7 @@ _PROFILING = ("engine", "sm", "tensor", "dram")
 _MEANS = tuple(
     field.name for field in fields(GpuSample) if field.name not in ("time_ns", "throttle_reasons", "num_processes")
 )
+_FIGURES_OF = attrgetter(*_MEANS)
 _STUCK = 0.95
 _BUSY = 0.5
 _EMPTY_MEMORY = 0.02
@@ -328,8 +330,8 @@ def sample_window(
 def _window(samples: Sequence[GpuSample], facts: GpuFacts, host: HostUse, limits: FleetThresholds) -> SampleWindow:
     last = samples[-1]
     means: dict[str, Any] = {}
-    for name in _MEANS:
-        values = [value for sample in samples if (value := getattr(sample, name)) is not None]
+    for name, column in zip(_MEANS, zip(*map(_FIGURES_OF, samples), strict=True), strict=True):
+        values = [value for value in column if value is not None]
         means[name] = sum(values) / len(values) if values else None
     mean = GpuSample(last.time_ns, num_processes=last.num_processes, **means)
     activity = [sample.busy for sample in samples if sample.busy is not None]

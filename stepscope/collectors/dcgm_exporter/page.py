@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import math
+import os
 import re
 import socket
 import time
@@ -315,6 +316,8 @@ def _connection(endpoint: Endpoint, timeout_seconds: float) -> http.client.HTTPC
 
     if not endpoint.is_https:
         return http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=timeout_seconds)
+    if endpoint.ca_file and os.path.exists(endpoint.ca_file) and not os.path.isfile(endpoint.ca_file):
+        raise PageFetchError(MissingReason.FAILED, f"{endpoint.ca_file}: is not a file")
     try:
         context = ssl.create_default_context(cafile=endpoint.ca_file or None)
     except OSError as error:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from stepscope.core.errors import DataError, UsageError
 from stepscope.store.history.catalog import SCHEMA, MetricEntry, entity_id
 from stepscope.store.history.questions import HistoryEvent, HistoryEventKind, Labels
-from stepscope.store.history.samples import TableRows
+from stepscope.store.history.samples import TableRows, selected
 
 ROWS_OF_GROUP = 1 << 17
 _RESERVED = frozenset({"entity", "time", "last_time"})
@@ -39,8 +39,13 @@ def load_pyarrow() -> tuple[ModuleType, ModuleType]:
         import pyarrow
         import pyarrow.parquet as parquet
     except ImportError as error:
-        raise UsageError("metric history needs pyarrow", what_next='run: pip install "stepscope[history]"') from error
+        raise no_pyarrow() from error
     return pyarrow, parquet
+
+
+def no_pyarrow() -> UsageError:
+    """The error that says that pyarrow is not installed."""
+    return UsageError("metric history needs pyarrow", what_next='run: pip install "stepscope[history]"')
 
 
 def label_column(label: str, metrics: Iterable[str] = ()) -> str:
@@ -167,8 +172,25 @@ def encode_events(events: Sequence[HistoryEvent], *, origin: Origin) -> Any:
     return _encoded(pa.table(arrays).replace_schema_metadata(about), parquet, pa)
 
 
-def decode_rows(content: memoryview, name: str) -> TableRows:
-    """All rows of a file; columns of times other than `time` are columns of values, in ms since the epoch.
+def decode_entities(content: memoryview, name: str) -> tuple[Labels, ...]:
+    """Labels of the series in a file.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    pa, parquet = load_pyarrow()
+    try:
+        metadata = parquet.read_metadata(pa.BufferReader(pa.py_buffer(content))).metadata
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"is damaged ({error})", where=name) from error
+    return entities_of(metadata or {}, name)
+
+
+def decode_rows(content: memoryview, name: str, wanted: Collection[Labels] | None = None) -> TableRows:
+    """Rows of a file; columns of times other than `time` are columns of values, in ms since the epoch.
+
+    Args:
+        wanted: only of these entities; row groups without any of them are not read.
 
     Raises:
         DataError: it is damaged.
@@ -180,25 +202,34 @@ def decode_rows(content: memoryview, name: str) -> TableRows:
         metadata = file.schema_arrow.metadata or {}
         entities = entities_of(metadata, name)
         labels = msgspec.json.decode(metadata[b"stepscope.labels"], type=dict[str, str])
-        table = file.read(columns=[one for one in file.schema_arrow.names if one not in set(labels.values())])
+        groups = list(range(file.num_row_groups))
+        if wanted is not None:
+            kept = {entity_id(one) for one in entities if one in wanted}
+            groups = [group for group in groups if kept & set(np.unique(_entity_column(file, [group])).tolist())]
+        columns = [one for one in file.schema_arrow.names if one not in {"entity", *labels.values()}]
+        entity, table = _entity_column(file, groups), file.read_row_groups(groups, columns)
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"is damaged ({error})", where=name) from error
     ids = np.array([entity_id(one) for one in entities], np.int64)
-    entity = table.column("entity").to_numpy()
     starts = np.flatnonzero(np.append(True, entity[1:] != entity[:-1]))[: len(entity)]  # sorted: a run an entity
     order = np.argsort(ids)
     run = order[np.searchsorted(ids[order], entity[starts])]
     entity = np.repeat(run, np.diff(np.append(starts, len(entity))))
-    columns = {}
+    values = {}
     for column in table.column_names:
-        values = table.column(column)
-        if pa.types.is_timestamp(values.type):
-            values = values.cast(pa.int64())
-        columns[column] = values.to_numpy()
-    times = columns.pop("time")
-    del columns["entity"]
-    columns = {one: np.asarray(values, np.float64) for one, values in columns.items()}
-    return TableRows(tuple(labels), entities, entity.astype(np.int32), times, columns)
+        array = table.column(column)
+        values[column] = (array.cast(pa.int64()) if pa.types.is_timestamp(array.type) else array).to_numpy()
+    times = values.pop("time")
+    columns_of_rows = {one: np.asarray(array, np.float64) for one, array in values.items()}
+    rows = TableRows(tuple(labels), entities, entity.astype(np.int32), times, columns_of_rows)
+    if wanted is None:
+        return rows
+    return selected(rows, np.array([one in wanted for one in entities], np.bool_)[rows.entity])
+
+
+def _entity_column(file: Any, groups: Sequence[int]) -> NDArray[np.int64]:
+    values: NDArray[np.int64] = file.read_row_groups(groups, ["entity"]).column("entity").to_numpy()
+    return values
 
 
 def decode_events(content: memoryview, name: str) -> list[HistoryEvent]:

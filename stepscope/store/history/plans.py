@@ -97,7 +97,7 @@ def merge_plan(catalog: Catalog, open_hour_ms: int) -> list[StoredFile]:
             continue
         group: list[StoredFile] = []
         for file in sorted(files, key=lambda file: (file.span_ms, file.path)):
-            if group and sum(_cells(catalog, one) for one in (*group, file)) > MERGE_CELLS:
+            if group and sum(num_cells(catalog, one) for one in (*group, file)) > MERGE_CELLS:
                 if len(group) > 1:
                     return group
                 group = []
@@ -107,7 +107,8 @@ def merge_plan(catalog: Catalog, open_hour_ms: int) -> list[StoredFile]:
     return []
 
 
-def _cells(catalog: Catalog, file: StoredFile) -> int:
+def num_cells(catalog: Catalog, file: StoredFile) -> int:
+    """About how many values a file has."""
     return file.rows * len(catalog.columns[file.columns]) * (1 if file.tier == RAW else _COLUMNS_OF_LOWER)
 
 
@@ -133,16 +134,37 @@ def expired_files(catalog: Catalog, retention: Retention, now_ms: int) -> list[S
     return old
 
 
-def small_parts(files: Sequence[StoredFile], table: str, span_ms: int, num_rows: int) -> list[StoredFile]:
-    """Raw files of one hour that new rows of it are merged with: small ones, of which no lower resolution is made."""
+def small_parts(
+    files: Sequence[StoredFile], table: str, span_ms: int, *, num_rows: int, max_rows: int
+) -> list[StoredFile]:
+    """Raw files of one hour that new rows of it are merged with: small ones, of which no lower resolution is made.
+
+    Args:
+        num_rows, max_rows: of the new rows; of all together.
+    """
     used = {source for file in files for source in file.sources}
-    return [
-        file
-        for file in files
-        if (file.tier, file.table, file.span_ms, file.hours) == (RAW, table, span_ms, 1)
-        and file.rows <= num_rows
-        and file.path not in used
-    ]
+    found: list[StoredFile] = []
+    for file in sorted(files, key=lambda file: file.rows):
+        is_of_hour = (file.tier, file.table, file.span_ms, file.hours) == (RAW, table, span_ms, 1)
+        if is_of_hour and file.rows <= num_rows and file.path not in used and num_rows + file.rows <= max_rows:
+            found.append(file)
+            num_rows += file.rows
+    return found
+
+
+def remade_with(files: Sequence[StoredFile], damaged: Sequence[StoredFile]) -> list[StoredFile]:
+    """Files that are to be made again, as damaged ones are that can be: others of the same sources, and what was made
+    from any of them. What cannot be made again, as samples, is stood in for by what was made from it."""
+    there = {file.path for file in files if file not in damaged}
+    again = {file.path for file in damaged if file.sources and there.issuperset(file.sources)}
+    num_known = -1
+    while num_known < len(again):
+        num_known = len(again)
+        sources = {(file.tier, file.sources) for file in files if file.path in again}
+        again |= {
+            file.path for file in files if (file.tier, file.sources) in sources or again.intersection(file.sources)
+        }
+    return [file for file in files if file.path in again and file not in damaged]
 
 
 def _sources(catalog: Catalog) -> set[str]:

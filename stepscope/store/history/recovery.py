@@ -17,19 +17,18 @@ from stepscope.store.history.catalog import (
     TIER_MS,
     Catalog,
     MetricEntry,
+    Retired,
     encode_catalog,
-    read_catalog,
-)
-from stepscope.store.history.maintenance import (
-    edges_of,
     file_number,
     merge_number,
+    read_catalog,
     segment_number,
-    set_aside,
-    stored_file,
 )
+from stepscope.store.history.event_records import edges_of
 from stepscope.store.history.parquet import FileFacts, decode_events, facts_of
 from stepscope.store.history.places import Place
+from stepscope.store.history.plans import remade_with
+from stepscope.store.history.written_files import set_aside, stored_file
 
 _LOG = logging.getLogger(__name__)
 
@@ -79,8 +78,10 @@ def _checked(place: Place, catalog: Catalog, found: dict[str, int]) -> Catalog:
         files = counted(unfinished, "file")
         _LOG.warning("%s: %s of a killed writer removed; the samples are in others", place.location, files)
     if bad:
-        kept = tuple(file for file in catalog.files if file not in bad)
-        catalog = msgspec.structs.replace(catalog, change=catalog.change + 1, files=kept)
+        again = remade_with(catalog.files, bad)
+        kept = tuple(file for file in catalog.files if file not in bad and file not in again)
+        retired = (*catalog.retired, *(Retired(file.path, 0) for file in again))
+        catalog = msgspec.structs.replace(catalog, change=catalog.change + 1, files=kept, retired=retired)
         place.write(CATALOG, encode_catalog(catalog))
     return catalog
 

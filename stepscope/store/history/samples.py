@@ -175,7 +175,7 @@ def _joined_entities(parts: Sequence[TableRows]) -> tuple[tuple[Labels, ...], ND
 
 def sorted_rows(rows: TableRows) -> TableRows:
     """The rows sorted by entity, then time; rows of the same entity and time keep their order."""
-    order = sorted(range(len(rows.entities)), key=lambda index: _sort_key(rows.entities[index]))
+    order = sorted(range(len(rows.entities)), key=lambda index: sort_key(rows.entities[index]))
     rank = np.empty(len(order), np.int32)
     rank[order] = np.arange(len(order), dtype=np.int32)
     entity = rank[rows.entity]
@@ -196,8 +196,8 @@ def sorted_rows(rows: TableRows) -> TableRows:
     )
 
 
-def _sort_key(labels: Labels) -> tuple[str, Labels]:
-    """By target first: rows of a node lie together, and readers skip the rest of a file."""
+def sort_key(labels: Labels) -> tuple[str, Labels]:
+    """Order of entities in a file, by target first: rows of a node lie together, and readers skip the others."""
     return next((value for name, value in labels if name == "instance"), ""), labels
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from stepscope.core.errors import DataError, UsageError
 from stepscope.core.metrics import MetricKind
-from stepscope.store.history.catalog import RAW, entity_id
+from stepscope.store.history.catalog import HOUR_MS, RAW, TIER_MS, StoredFile, entity_id
 from stepscope.store.history.grouping import Floats, Indices
 from stepscope.store.history.job_groups import TARGET, Grouping
 from stepscope.store.history.parquet import load_pyarrow
@@ -76,13 +76,17 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How rows of each form become samples, as SQL. `{t}` is the time in ms, `{v}` the value, `{mean}` and so on those
-    of lower resolution; a sample without `key` is none."""
+    """How rows of each form become samples, as SQL.
+
+    `{t}` is the time in ms, `{v}` the value, `{mean}` and so on those of lower resolution; a row without `key` is none.
+    `single` is the query where nothing else is of the same series and step: it groups nothing.
+    """
 
     raw: str
     lower: str
     key: str
     query: str
+    single: str = ""
 
 
 _MEANS = _Form(
@@ -90,18 +94,21 @@ _MEANS = _Form(
     "{t} AS sampled, {mean} * {count} AS value, {count} AS number",
     "value",
     "SELECT s, k, sum(value) / sum(number) AS v FROM samples GROUP BY s, k",
+    "SELECT s, k, value / number AS v FROM single",
 )
 _LOWEST = _Form(
     "{t} AS sampled, {v} AS value",
     "{t} AS sampled, {min} AS value",
     "value",
     "SELECT s, k, min(value) AS v FROM samples GROUP BY s, k",
+    "SELECT s, k, value AS v FROM single",
 )
 _HIGHEST = _Form(
     "{t} AS sampled, {v} AS value",
     "{t} AS sampled, {max} AS value",
     "value",
     "SELECT s, k, max(value) AS v FROM samples GROUP BY s, k",
+    "SELECT s, k, value AS v FROM single",
 )
 _RATES = _Form(
     "{t} AS sampled, {v} AS first, {v} AS last, {t} AS first_at, {t} AS last_at, 0.0 AS increase",
@@ -166,11 +173,11 @@ class Scan:
         """Series or group, step (from 1) and value of each step with a value."""
         form = {Statistic.MIN: _LOWEST, Statistic.MAX: _HIGHEST}.get(statistic, _MEANS)
         form = _RATES if self._is_counter else form
+        outer = "SELECT s, k, v FROM ({})"
         if in_groups:
             function = {Statistic.MEAN: "avg"}.get(statistic, statistic.value)
-            query = f"SELECT g, k, {function}(v) FROM ({form.query}) JOIN series USING (s) GROUP BY g, k"
-            form = replace(form, query=query)
-        return self._run(form, chosen.ids, self._start_ms, step_ms, chosen)
+            outer = f"SELECT g, k, {function}(v) FROM ({{}}) JOIN series USING (s) GROUP BY g, k"
+        return self._run(form, chosen.ids, self._start_ms, step_ms, chosen, outer)
 
     def newest(self, chosen: Grouping) -> tuple[Indices, Indices, Floats]:
         """Series, time and value of the newest sample of each."""
@@ -183,16 +190,32 @@ class Scan:
         return row, step, newest.astype(np.int64)
 
     def _run(
-        self, form: _Form, ids: Sequence[int], start_ms: int, step_ms: int, chosen: Grouping | None = None
+        self,
+        form: _Form,
+        ids: Sequence[int],
+        start_ms: int,
+        step_ms: int,
+        chosen: Grouping | None = None,
+        outer: str = "{}",
     ) -> tuple[Indices, Indices, NDArray[Any]]:
-        parts, bound = self._parts(form, chosen)
-        if not parts or not ids:
+        single = [file for file in self._files if form.single and self._is_single(file, step_ms)]
+        others = [file for file in self._files if file not in single]
+        bound: dict[str, Any] = {}
+        sources = {
+            "single": self._parts(form, "single", single, chosen, bound),
+            "samples": self._parts(form, "files", others, chosen, bound) + self._open_part(form),
+        }
+        queries = {"single": form.single, "samples": form.query}
+        used = [name for name, parts in sources.items() if parts]
+        if not used or not ids:
             return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)
-        sql = f"""
-            WITH samples AS (
+        tables_of_query = ", ".join(
+            f"""{name} AS (
                 SELECT s, (sampled - $start + $step - 1) // $step AS k, * EXCLUDE (s)
-                FROM ({" UNION ALL ".join(parts)}) JOIN series USING (entity) WHERE {form.key} IS NOT NULL)
-            {form.query}"""
+                FROM ({" UNION ALL ".join(sources[name])}) JOIN series USING (entity) WHERE {form.key} IS NOT NULL)"""
+            for name in used
+        )
+        sql = f"WITH {tables_of_query} {outer.format(' UNION ALL '.join(queries[name] for name in used))}"
         pa, _ = load_pyarrow()
         series = {"entity": np.array(ids, np.int64), "s": np.arange(len(ids))}
         if chosen is not None and chosen.group.ndim == 1:
@@ -208,30 +231,46 @@ class Scan:
             raise DataError(f"cannot be read ({error})", where=self._stored.place.location) from error
         return first, second, third
 
-    def _parts(self, form: _Form, chosen: Grouping | None) -> tuple[list[str], dict[str, Any]]:
-        """SELECT of the files of each resolution and of the open rows, and the parameters in them."""
+    def _is_single(self, file: StoredFile, step_ms: int) -> bool:
+        """Whether a file has one row of each series and step, and nothing else has any of them."""
+        return (
+            TIER_MS[file.tier] == step_ms
+            and all(rows.times_ms.min() > file.span_ms + file.hours * HOUR_MS for rows in self._rows)
+            and all(
+                one is file
+                or one.table != file.table
+                or one.span_ms >= file.span_ms + file.hours * HOUR_MS
+                or file.span_ms >= one.span_ms + one.hours * HOUR_MS
+                for one in self._files
+            )
+        )
+
+    def _parts(
+        self, form: _Form, name: str, files: Sequence[StoredFile], chosen: Grouping | None, bound: dict[str, Any]
+    ) -> list[str]:
+        """SELECT of the files of each resolution; the parameters in them are added to `bound`."""
         by_tier: dict[str, list[str]] = {}
-        for file in self._files:
+        for file in files:
             by_tier.setdefault(file.tier, []).append(self._stored.path(file))
         column = _quoted(self._metric)
         lower = {part: _quoted(f"{self._metric}.{part}") for part in _PARTS}
-        parts: list[str] = []
-        bound: dict[str, Any] = {}
         edges = f"> make_timestamptz({self._start_ms}000) AND time <= make_timestamptz({self._end_ms}000)"
         if by_tier and chosen is not None and (targets := self._targets(chosen)) is not None:
             edges += " AND instance BETWEEN $first_target AND $last_target"
             bound |= {"first_target": targets[0], "last_target": targets[1]}
+        parts = []
         for tier, paths in by_tier.items():
             select = form.raw if tier == RAW else form.lower
             select = select.format(t="epoch_ms(time)", last_t="epoch_ms(last_time)", v=column, **lower)
-            parts.append(f"SELECT entity, {select} FROM read_parquet($files_{tier}) WHERE time {edges}")
-            bound[f"files_{tier}"] = paths
-        if self._rows:
-            select = form.raw.format(t="time", v="value")
-            parts.append(
-                f"SELECT entity, {select} FROM open_rows WHERE time > {self._start_ms} AND time <= {self._end_ms}"
-            )
-        return parts, bound
+            parts.append(f"SELECT entity, {select} FROM read_parquet(${name}_{tier}) WHERE time {edges}")
+            bound[f"{name}_{tier}"] = paths
+        return parts
+
+    def _open_part(self, form: _Form) -> list[str]:
+        """SELECT of the rows in segments."""
+        select = form.raw.format(t="time", v="value")
+        edges = f"time > {self._start_ms} AND time <= {self._end_ms}"
+        return [f"SELECT entity, {select} FROM open_rows WHERE {edges}"] if self._rows else []
 
     def _targets(self, chosen: Grouping) -> tuple[str, str] | None:
         """First and last target of the series, where they spare most of the files: files are sorted by it."""

@@ -25,6 +25,8 @@ from stepscope.store.history.samples import TableRows
 _MAGIC = b"SSHIST\x00\x01"
 _PACKED = b"SSHIST\x00\x02"
 _LENGTH = struct.Struct("<I")
+_KEPT_ENTITIES = 64
+"""Sets of entities that are remembered; segments that follow each other have few."""
 
 
 class _Table(msgspec.Struct, frozen=True):
@@ -114,7 +116,7 @@ class SegmentDecoder:
         if content[: len(_PACKED)] == _PACKED:
             try:
                 content = memoryview(isal_zlib.decompress(content[len(_PACKED) :]))
-            except OSError as error:  # its IsalError
+            except isal_zlib.error as error:  # type: ignore[misc]  # the stub has an instance
                 raise _damaged(name, str(error)) from error
         if len(content) < start + _LENGTH.size or bytes(content[: len(_MAGIC)]) != _MAGIC:
             raise _damaged(name, "it is not a segment, or it is cut")

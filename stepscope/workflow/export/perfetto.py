@@ -4,7 +4,7 @@ Each rank is a process, `[DP0 PP1 TP3] rank 11 node7/gpu3`, with these tracks:
 
 steps           the profiled steps
 time breakdown  each moment's category, as in the analysis: their times add up to it
-causes          what holds the rank up where that is not its own work
+causes          what holds the rank up where that is not its own work; of a wait the rank that it waits for
 gpu 0 stream 7  kernels and copies of a stream
 thread 4711     operators, calls and annotations of a host thread
 
@@ -25,7 +25,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.job import explain_job
+from stepscope.analyzer.collectives.arrivals import waits_to_attribute
+from stepscope.analyzer.collectives.calls import CallId
+from stepscope.analyzer.job import AlignedJob, explain_job
 from stepscope.analyzer.ledger.segments import CAUSE_ORDER, TO_ATTRIBUTE
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.documents.analysis import MeshSizes
@@ -114,7 +116,7 @@ def export_perfetto(
             separator = b""
             for rank in ranks:
                 trace = _trace_of(views[rank], job.files.paths)
-                writer = _RankWriter(rank, views[rank], aligned.views[rank], zero_ns, span)
+                writer = _RankWriter(views[rank], aligned, zero_ns, span)
                 for events in writer.events(trace, _title(views[rank], trace, job.context.mesh)):
                     file.write(separator + _encode(events)[1:-1])
                     separator = b",\n"
@@ -182,12 +184,13 @@ class _RankWriter:
         num_slices: of the trace's own events, so far.
     """
 
-    def __init__(self, rank: int, view: RankView, aligned: RankView, zero_ns: int, span: tuple[int, int]) -> None:
+    def __init__(self, view: RankView, job: AlignedJob, zero_ns: int, span: tuple[int, int]) -> None:
         self.num_slices = 0
-        self._rank, self._aligned = rank, aligned
+        self._rank, self._aligned = view.rank, job.views[view.rank]
+        self._arrivals = job.arrivals
         self._zero_ns, self._span = zero_ns, span
         self._own = np.array([view.window.start_ns, view.window.end_ns], np.int64)
-        self._job = np.array([aligned.window.start_ns, aligned.window.end_ns], np.int64)
+        self._job = np.array([self._aligned.window.start_ns, self._aligned.window.end_ns], np.int64)
 
     def events(self, trace: TraceColumns, title: str) -> Iterator[list[dict[str, Any]]]:
         """Groups of events, none of them empty."""
@@ -229,10 +232,13 @@ class _RankWriter:
         words = [category_words(category, on_cpu=on_cpu) for category in CATEGORY_ORDER]
         names = [words[code] for code in segments.category.tolist()]
         yield from self._track(_BREAKDOWN, "time breakdown", segments.start_ns, segments.end_ns, names)
-        causes = [*(cause_phrase(cause) for cause in CAUSE_ORDER), "waits for a rank"]
-        is_loss = (segments.cause == TO_ATTRIBUTE) | ~np.isin(segments.category, _WORK)
-        names = [causes[code] for code in segments.cause[is_loss].tolist()]
-        yield from self._track(_CAUSES, "causes", segments.start_ns[is_loss], segments.end_ns[is_loss], names)
+        is_loss = (segments.cause != TO_ATTRIBUTE) & ~np.isin(segments.category, _WORK)
+        waits = waits_to_attribute(self._aligned, self._arrivals)
+        names = [cause_phrase(CAUSE_ORDER[code]) for code in segments.cause[is_loss].tolist()]
+        late = [self._arrivals[CallId(self._rank, call)].rank for call in waits.call.tolist()]
+        start = np.concatenate((segments.start_ns[is_loss], waits.start_ns))
+        end = np.concatenate((segments.end_ns[is_loss], waits.end_ns))
+        yield from self._track(_CAUSES, "causes", start, end, [*names, *(f"waits for rank {rank}" for rank in late)])
 
     def _track(
         self,

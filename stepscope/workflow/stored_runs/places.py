@@ -19,6 +19,7 @@ from stepscope.core.documents.upload import UPLOAD_SCHEMA, NodeUpload
 from stepscope.core.errors import DataError, from_os_error
 from stepscope.core.file_locks import is_locked_by_another
 from stepscope.store.documents import decode_document, decode_manifest
+from stepscope.store.files import read_whole
 from stepscope.store.runs import is_run as is_whole_run
 from stepscope.workflow.inputs.object_stores import store_error, store_errors
 from stepscope.workflow.stored_runs.sizes import PRUNED_MARK, TRACE_FOLDERS, RunSizes
@@ -187,8 +188,8 @@ def locked_file(run: Path) -> str | None:
 
 def _manifest(run: Path) -> layout.RunManifest | None:
     try:
-        return decode_manifest((run / layout.RUN_FILE).read_bytes())
-    except (OSError, DataError):
+        return decode_manifest(read_whole(run / layout.RUN_FILE))
+    except DataError:
         return None
 
 
@@ -199,8 +200,8 @@ def _uploads(run: Path) -> list[NodeUpload]:
 
 def _read(path: Path) -> bytes | None:
     try:
-        return path.read_bytes()
-    except OSError:
+        return read_whole(path)
+    except DataError:
         return None
 
 

@@ -273,7 +273,7 @@ class NodeUploader:
         self.record.updated_ns = time.time_ns()
         path = self._folder / layout.UPLOADS_FOLDER / f"{self.record.node}.json"
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(exist_ok=True)
         except OSError as error:
             raise DataError(f"cannot be made ({error})", where=str(path.parent)) from error
         write_whole(path, encode_document(self.record))

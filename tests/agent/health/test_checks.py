@@ -231,6 +231,35 @@ def test_uncorrected_errors_on_the_die_are_said_to_be_there() -> None:
     )
 
 
+def test_what_counters_say_while_ecc_is_off_is_no_event() -> None:
+    machine = Machine()
+    left_over = {
+        "ecc_uncorrected_errors_total": 3.0,
+        "sram_uncorrected_errors_total": 3.0,
+        "ecc_corrected_errors_total": 9e9,
+        "sram_threshold_exceeded": 1.0,
+    }
+    machine.set({"ecc_enabled": 0.0, **left_over})
+    assert not machine.looks(5)
+    machine.grow("ecc_corrected_errors_total", 1e6)
+    assert not machine.changes
+    machine.set({"ecc_enabled": 1.0, **dict.fromkeys(left_over, 0.0), "ecc_corrected_errors_total": 2e10})
+    assert not machine.looks(5)  # no growth of a count of before
+    machine.set({"sram_uncorrected_errors_total": 1.0})
+    machine.looks(3)
+    assert codes_of(machine.changes) == ["ecc_uncorrected"]
+
+
+def test_events_of_memory_errors_end_when_ecc_is_turned_off() -> None:
+    machine = Machine()
+    machine.set({"ecc_enabled": 1.0, "sram_uncorrected_errors_total": 2.0, "ecc_corrected_errors_total": 0.0})
+    machine.grow("ecc_corrected_errors_total", 1e6)
+    assert sorted(codes_of(machine.open())) == ["ecc_corrected_rate", "ecc_uncorrected"]
+    machine.set({"ecc_enabled": 0.0})
+    assert {one.code for one in machine.look() if one.ended_ns} == {"ecc_corrected_rate", "ecc_uncorrected"}
+    assert machine.health().state is HealthState.HEALTHY
+
+
 def test_old_errors_of_a_counter_are_no_event() -> None:
     machine = Machine()
     machine.set(dict.fromkeys(("nvlink_recoveries_total", "pcie_replays_total", "ecc_corrected_errors_total"), 1e9))
@@ -283,7 +312,7 @@ def test_a_slow_pcie_link_counts_under_load_only() -> None:
     machine.set({**_LINK, "utilization_ratio": 0.0})
     assert not machine.looks(30)
     machine.set({"utilization_ratio": 1.0})
-    assert not machine.looks(6)
+    assert not machine.looks(3)
     machine.looks(2)
     (event,) = machine.open()
     assert (event.code, event.severity, event.action) == ("pcie_downgrade", _WARNING, Action.CHECK_MECHANICALS)

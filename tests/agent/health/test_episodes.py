@@ -19,18 +19,19 @@ def _evidence(value: float = 2.0, severity: Severity = Severity.WARNING) -> Chec
 
 
 class _Run:
-    def __init__(self, enter: float, leave: float, gap: float = 60.0) -> None:
+    def __init__(self, enter: float, leave: float, gap: float = 60.0, code: str = "code") -> None:
         self.episodes = HealthEpisodes(lambda _: Hysteresis(enter, leave), gap_seconds=gap)
+        self.code = code
         self.changes: list[HealthEvent] = []
 
     def bad(self, at: float, evidence: CheckEvidence | None = None) -> None:
-        self._take(bad("code", int(at * SECOND), evidence or _evidence()))
+        self._take(bad(self.code, int(at * SECOND), evidence or _evidence()))
 
     def good(self, at: float) -> None:
-        self._take(good("code", int(at * SECOND)))
+        self._take(good(self.code, int(at * SECOND)))
 
     def between(self, at: float) -> None:
-        self._take(CheckSample("code", int(at * SECOND), SampleState.BETWEEN))
+        self._take(CheckSample(self.code, int(at * SECOND), SampleState.BETWEEN))
 
     def _take(self, sample: CheckSample) -> None:
         event = self.episodes.observe("GPU-0", _LABELS, sample)
@@ -180,8 +181,8 @@ def test_what_was_acknowledged_is_not_once_it_is_worse() -> None:
     assert run.episodes.acknowledge("code-0", _NOTE) is None
 
 
-def test_what_was_set_healthy_begins_again_with_new_evidence_only() -> None:
-    run = _Run(enter=0, leave=60)
+def test_errors_that_were_set_healthy_begin_again_with_new_evidence_only() -> None:
+    run = _Run(enter=0, leave=60, code="ecc_uncorrected")
     run.bad(0, _evidence(5.0))
     (ended,) = run.episodes.set_healthy("GPU-0", _NOTE)
     assert (ended.ended_ns, ended.set_healthy) == (10 * SECOND, _NOTE)
@@ -199,3 +200,27 @@ def test_what_was_set_healthy_begins_again_with_new_evidence_only() -> None:
     assert len(run.changes) == 4
     assert len({event.id for event in run.changes}) == 4
     assert run.episodes.set_healthy("GPU-1", _NOTE) == []
+
+
+def test_a_condition_that_was_set_healthy_begins_again_when_a_sample_shows_it() -> None:
+    run = _Run(enter=0, leave=60, code="row_remap_failed")
+    run.bad(0)
+    run.episodes.set_healthy("GPU-0", _NOTE)
+    run.bad(5)
+    assert len(run.changes) == 2
+    assert len(run.episodes.open_events()) == 1
+
+
+def test_a_condition_stands_while_its_samples_are_bad_and_new() -> None:
+    run = _Run(enter=0, leave=60, code="row_remap_failed")
+    assert not run.episodes.stands("GPU-0", "row_remap_failed", 0)
+    run.bad(0)
+    assert run.episodes.stands("GPU-0", "row_remap_failed", 60 * SECOND)
+    assert not run.episodes.stands("GPU-0", "row_remap_failed", 61 * SECOND)  # nobody has looked for so long
+    run.between(65)
+    assert run.episodes.stands("GPU-0", "row_remap_failed", 65 * SECOND)
+    run.good(70)
+    assert not run.episodes.stands("GPU-0", "row_remap_failed", 70 * SECOND)
+    errors = _Run(enter=0, leave=60, code="xid_119")
+    errors.bad(0)
+    assert not errors.episodes.stands("GPU-0", "xid_119", 0)

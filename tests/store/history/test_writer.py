@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from stepscope.core.errors import DataError
+from stepscope.store.history import maintenance
 from stepscope.store.history.embedded import EmbeddedHistory, history_at
 from stepscope.store.history.plans import Retention
 from stepscope.store.history.questions import GroupBy, Question, Statistic, TimeRange
@@ -122,6 +123,30 @@ def test_damaged_and_foreign_files_are_left_out(tmp_path: Path, caplog: pytest.L
     assert count(history, 180) == remaining
     lower = as_dict(history.range(Question(POWER, ()), TimeRange(START, START + 3 * HOUR, HOUR)))[()]
     assert lower == [120.5, 360.5, 600.5]  # of the minutes
+
+
+def test_a_large_hour_is_worked_on_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(maintenance, "PART_CELLS", 700)
+    monkeypatch.setattr(maintenance, "BATCH_BYTES", 20_000)
+    clock = [START]
+    with HistoryWriter(tmp_path, clock=lambda: clock[0]) as writer:
+        write(writer, 0, 130, clock)
+        first_hour = [file.tier for file in writer.catalog.files if file.span_ms == START // 10**6]
+        assert first_hour.count("raw") > 1
+        assert first_hour.count("1m") > 1
+    check(tmp_path, 130)
+    files(tmp_path, "1m")[0].write_bytes(b"")
+    check(tmp_path, 130)  # by the samples
+    with HistoryWriter(tmp_path, clock=lambda: clock[0]) as writer:
+        maintain(writer)
+    check(tmp_path, 130)
+    for path in files(tmp_path, "raw"):
+        path.unlink()
+    with HistoryWriter(tmp_path, clock=lambda: clock[0]) as writer:
+        maintain(writer)
+    time = TimeRange(START, START + 2 * HOUR, 10 * MINUTE)
+    answer = as_dict(history_at(tmp_path).range(Question(ENERGY, ()), time))[()]
+    assert answer == pytest.approx([2.0] * 12)
 
 
 def test_small_files_of_a_day_become_one(tmp_path: Path) -> None:
@@ -298,7 +323,7 @@ def test_a_kill_at_any_moment_loses_nothing_that_was_flushed(tmp_path: Path) -> 
         ]
 
 
-def test_a_history_on_an_object_store(tmp_path: Path) -> None:
+def test_a_history_on_an_object_store(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     import fsspec
 
     clock = [START]
@@ -312,8 +337,13 @@ def test_a_history_on_an_object_store(tmp_path: Path) -> None:
             assert count(history, 70) == NUM_GPUS * 70 * 4
             answer = history.range(Question(POWER, (GroupBy.NODE,)), TimeRange(START, START + HOUR, HOUR))
             assert answer.values.tolist() == [[120.5]]
+        memory = fsspec.filesystem("memory")
+        path = max(memory.ls(f"{url}/segments", detail=False))
+        memory.pipe_file(path, memory.cat_file(path)[:-7])
+        assert count(history_at(url), 70) == NUM_GPUS * 69 * 4
+        assert "is damaged" in caplog.text
         with HistoryWriter(url, clock=lambda: clock[0]) as writer:
             writer.compact()
-        assert count(history_at(url), 70) == NUM_GPUS * 70 * 4
+        assert count(history_at(url), 70) == NUM_GPUS * 69 * 4
     finally:
         fsspec.filesystem("memory").rm(url, recursive=True)

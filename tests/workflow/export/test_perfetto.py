@@ -129,6 +129,15 @@ def test_clocks_of_two_hosts_are_aligned(tmp_path: Path) -> None:
         assert float(np.median(np.abs(first - second))) < 100.0
 
 
+def test_a_wait_names_the_rank_that_is_late(tmp_path: Path) -> None:
+    """Rank 1 is the straggler of this run."""
+    export_perfetto([str(shutil.copytree(_RECORDED / "ddp-straggler", tmp_path / "run"))], tmp_path / "trace.json")
+    tracks = _tracks(_events(tmp_path / "trace.json"))
+    waited = [sum(one["dur"] for one in tracks[rank, "causes"] if "waits for" in one["name"]) for rank in (0, 1)]
+    assert {one["name"] for one in tracks[0, "causes"] if "waits for" in one["name"]} == {"waits for rank 1"}
+    assert waited[0] > 10 * waited[1]
+
+
 def test_only_the_chosen_ranks_and_time_are_written(run: Path, tmp_path: Path) -> None:
     exported = export_perfetto([str(run)], tmp_path / "part.json", Selection(frozenset({1}), 10.0, 30.0))
     slices = [one for one in _events(tmp_path / "part.json") if one["ph"] == "X"]

@@ -16,6 +16,7 @@ from stepscope.core.errors import DataError
 from stepscope.core.vocabulary import Notice
 from stepscope.store.documents import encode_document
 from stepscope.workflow.analyze import analyze
+from stepscope.workflow.compare import read_run_record
 from stepscope.workflow.inputs import remote_runs
 from stepscope.workflow.inputs.remote_runs import local_records, open_remote_run
 from stepscope.workflow.inputs.trace_files import find_trace_files
@@ -92,6 +93,21 @@ def test_a_run_without_traces_is_judged_by_its_steps(memory: str, tmp_path: Path
     expected = analyze([str(run)], keep=False)
     assert _document(analyze([f"{memory}/gpt"])) == _document(expected)
     assert not (run / "analysis.json").exists()
+
+
+def test_runs_below_urls_are_compared_by_all_their_steps(memory: str, tmp_path: Path) -> None:
+    run = write_steps(tmp_path / "gpt", num_steps=60, ranks=(0, 1), age_seconds=4000.0)
+    upload_runs(str(run), memory)
+    record, here = read_run_record(f"{memory}/gpt", []), read_run_record(str(run), [])
+    assert record.unprofiled_ms == here.unprofiled_ms != []
+    assert record.manifest == here.manifest is not None
+
+
+def test_a_run_on_disk_may_be_given_as_a_url(tmp_path: Path) -> None:
+    whole, _ = _job(tmp_path)
+    found = find_trace_files([f"file://{whole}"])
+    assert (found.run_directory, found.num_captures, found.url) == (whole, 2, None)
+    assert local_records(f"file://{whole}") == str(whole)
 
 
 def test_only_what_changed_is_fetched_again(memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,8 +124,6 @@ _DRIVER = {
     MissingReason.NOT_INSTALLED: ("driver_gone", Action.RELOAD_DRIVER),
 }
 """Why no GPU can be asked. A machine without a driver has none to lose: `driver_gone` needs GPUs that it showed."""
-NO_ANSWER_CODES = frozenset(code for code, *_ in (*_SILENT.values(), *_DRIVER.values()))
-"""Codes of a GPU or driver that does not answer now."""
 _COUNT = "gpu_count"
 
 

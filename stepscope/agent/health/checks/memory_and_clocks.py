@@ -11,6 +11,7 @@ from stepscope.agent.health.samples import (
     CounterWindow,
     MinuteWindow,
     ObservedGpu,
+    SampleState,
     TimedValue,
     above,
     bad,
@@ -20,6 +21,7 @@ from stepscope.core.hardware.health import Action, Severity
 from stepscope.core.text.numbers import counted
 
 _MINUTE, _WEEK = 60.0, 7 * 86_400.0
+_COUNTED_BY_ECC = ("ecc_uncorrected", "ecc_corrected_rate")
 
 
 class MemoryChecks:
@@ -31,9 +33,19 @@ class MemoryChecks:
         self._retired = CounterWindow(_WEEK)
 
     def samples(self, gpu: ObservedGpu) -> Iterator[CheckSample]:
-        yield from self._errors(gpu.values, gpu.is_contained)
+        has_ecc = gpu.values.get("ecc_enabled")
+        if has_ecc is not None and not has_ecc.value:
+            yield from self._without_ecc(has_ecc.time_ns)
+        else:
+            yield from self._errors(gpu.values, gpu.is_contained)
         yield from self._rows(gpu.values)
         yield from self._pages(gpu.values)
+
+    def _without_ecc(self, time_ns: int) -> Iterator[CheckSample]:
+        """Nothing counts errors. The mode changes with a reset, after which counts of before say nothing."""
+        self._corrected = CounterWindow(_MINUTE)
+        for code in _COUNTED_BY_ECC:
+            yield CheckSample(code, time_ns, SampleState.OVER)
 
     def _errors(self, values: dict[str, TimedValue], is_contained: bool) -> Iterator[CheckSample]:
         of_all, on_die = values.get("ecc_uncorrected_errors_total"), values.get("sram_uncorrected_errors_total")
@@ -64,8 +76,8 @@ class MemoryChecks:
 
     def _rows(self, values: dict[str, TimedValue]) -> Iterator[CheckSample]:
         failed, pending = values.get("row_remap_failed"), values.get("row_remap_pending")
-        exceeded = values.get("sram_threshold_exceeded")
-        if exceeded is not None:
+        exceeded, has_ecc = values.get("sram_threshold_exceeded"), values.get("ecc_enabled")
+        if exceeded is not None and (has_ecc is None or has_ecc.value):
             message = "the memory on the die (SRAM) had more errors than NVIDIA allows: rows of it cannot be replaced"
             yield _flag("sram_threshold", exceeded, Severity.CRITICAL, Action.REPLACE, message)
         if failed is not None:
