@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -111,6 +112,7 @@ def ingest(recording: Path, location: str, num_gpus: int, num_hours: int) -> dic
         },
         "flush_wall_ms": {"median": _ms(statistics.median(flush_seconds)), "max": _ms(max(flush_seconds))},
         "wall_seconds": round(time.monotonic() - begin, 1),
+        "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     }
 
 

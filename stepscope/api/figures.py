@@ -48,9 +48,9 @@ def figure(run: Run, name: str, theme: str = "light") -> go.Figure:
         DataError: the run does not have what it shows.
     """
     if name not in FIGURES:
-        raise unknown_name("figure", name, FIGURES)
+        raise unknown_name("figure", str(name), FIGURES)
     if theme not in THEMES:
-        raise unknown_name("theme", theme, THEMES)
+        raise unknown_name("theme", str(theme), THEMES)
     return _laid_out(FIGURES[name](run, theme), theme)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from numbers import Real
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
+import numpy as np
 import pandas as pd
 
 from stepscope.api.reports import Report
@@ -185,24 +188,43 @@ def _columns(groups: Sequence[Labels], by: Sequence[GroupBy]) -> pd.Index:
 
 def _time_ns(time: Time) -> int:
     try:
-        if isinstance(time, (int, float)):
-            return int(time * 1e9)
         if isinstance(time, str) and (time == "now" or time.startswith("-")):
             before = 0 if time == "now" else _duration_ns(time[1:])
             return int(pd.Timestamp.now(tz="UTC").value) - before
+        if _is_number(time):
+            return int(float(time) * 1e9)
         stamp = pd.Timestamp(time)
+        if isinstance(time, bool) or pd.isna(stamp):
+            raise ValueError("no date")
         stamp = stamp.tz_localize("UTC") if stamp.tzinfo is None else stamp
         return int(stamp.as_unit("ns").value)
-    except (ValueError, TypeError, OverflowError) as error:
+    except (UsageError, ValueError, TypeError, OverflowError) as error:
         what_next = 'give a date, "-2h", "now", or seconds since the epoch'
         raise UsageError(f"{time!r} is not a time ({error})", what_next=what_next) from None
 
 
 def _duration_ns(duration: Duration) -> int:
     try:
-        if isinstance(duration, (int, float)):
-            return int(duration * 1e9)
-        return int(pd.Timedelta(duration).as_unit("ns").value)
+        if _is_number(duration):
+            length = int(float(duration) * 1e9)
+        elif isinstance(duration, bool) or (isinstance(duration, str) and not _HAS_UNIT.search(duration)):
+            raise ValueError("it has no unit")
+        else:
+            parsed = pd.Timedelta(duration)
+            if pd.isna(parsed):
+                raise ValueError("no duration")
+            length = int(parsed.as_unit("ns").value)
+        if length < 0:
+            raise ValueError("it is negative")
+        return length
     except (ValueError, TypeError, OverflowError) as error:
         what_next = 'give "1m", "2h", "7d", or seconds'
         raise UsageError(f"{duration!r} is not a duration ({error})", what_next=what_next) from None
+
+
+_HAS_UNIT = re.compile(r"[A-Za-z:]")
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    """Whether it is a count of seconds, also one of numpy's, whose durations are integers by type."""
+    return isinstance(value, Real) and not isinstance(value, (bool, np.timedelta64))

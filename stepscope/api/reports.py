@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from html import escape
-from os import PathLike, fspath
+from os import fspath
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args
 
 import pandas as pd
 
+from stepscope.api.inputs import Path, path_names, read_entering, read_records
 from stepscope.api.tables import column_types, table
 from stepscope.core.documents.comparison import Comparison, Difference
 from stepscope.core.documents.goodput import GoodputReport
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from stepscope.workflow.trace_info import TraceInfo
 
 Document = TypeVar("Document")
-Path = str | PathLike[str]
+_SHOWN_ROWS = 60
 
 
 class Report(Generic[Document]):
@@ -47,7 +48,7 @@ class Report(Generic[Document]):
 
     def _repr_html_(self) -> str:
         """In a notebook: the summary and the main frame."""
-        return f"<p><b>{escape(self._headline())}</b></p>{self.table().to_html()}"
+        return f"<p><b>{escape(self._headline())}</b></p>{self.table().to_html(max_rows=_SHOWN_ROWS)}"
 
     def to_dict(self) -> dict[str, Any]:
         """The document of `--json`."""
@@ -96,7 +97,7 @@ def document_of(report: Any) -> dict[str, Any]:
     return document
 
 
-def compare(a: Path, b: Path, *, fail_on: Sequence[str] = ()) -> Report[Comparison]:
+def compare(a: Path, b: Path, *, fail_on: str | Sequence[str] = ()) -> Report[Comparison]:
     """Compare two runs, or sets of runs separated by commas, as `stepscope compare`; `a` is the reference.
 
     The main frame has every figure of both sides; `.document.gates` the result of each condition in `fail_on`.
@@ -107,7 +108,8 @@ def compare(a: Path, b: Path, *, fail_on: Sequence[str] = ()) -> Report[Comparis
     """
     from stepscope.workflow.compare import compare as compare_paths
 
-    return Report(compare_paths(fspath(a), fspath(b), fail_on=fail_on), "differences")
+    gates = [fail_on] if isinstance(fail_on, str) else fail_on
+    return Report(compare_paths(fspath(a), fspath(b), fail_on=gates), "differences")
 
 
 def hang(*paths: Path) -> Report[HangReport]:
@@ -118,7 +120,7 @@ def hang(*paths: Path) -> Report[HangReport]:
     """
     from stepscope.workflow.run_records import read_hang
 
-    return Report(read_hang([fspath(path) for path in paths]), "groups")
+    return Report(read_records(paths, read_hang), "groups")
 
 
 def nccl(*paths: Path) -> Report[NcclReport]:
@@ -129,7 +131,7 @@ def nccl(*paths: Path) -> Report[NcclReport]:
     """
     from stepscope.workflow.nccl import read_nccl
 
-    return Report(read_nccl([fspath(path) for path in paths]), "transports", nccl_document)
+    return Report(read_records(paths, read_nccl), "transports", nccl_document)
 
 
 def memory(path: Path) -> Report[MemoryReport]:
@@ -140,7 +142,7 @@ def memory(path: Path) -> Report[MemoryReport]:
     """
     from stepscope.workflow.memory import read_memory
 
-    reports = read_memory([fspath(path)])
+    reports = read_records([path], read_memory)
     if len(reports) > 1:
         names = ", ".join(name for name, _ in reports)
         raise DataError(f"holds several snapshots: {names}", where=fspath(path), what_next="give one of them")
@@ -155,7 +157,7 @@ def goodput(*paths: Path) -> Report[GoodputReport]:
     """
     from stepscope.workflow.goodput import read_goodput
 
-    return Report(read_goodput([fspath(path) for path in paths]), "jobs")
+    return Report(read_records(paths, read_goodput), "jobs")
 
 
 def trace_info(*paths: Path) -> Report[TraceInfo]:
@@ -166,7 +168,7 @@ def trace_info(*paths: Path) -> Report[TraceInfo]:
     """
     from stepscope.workflow.trace_info import read_trace_info
 
-    return Report(read_trace_info([fspath(path) for path in paths]), "files")
+    return Report(read_entering(path_names(paths), read_trace_info), "files")
 
 
 def runs(where: Path = "runs") -> Report[RunList]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pandas as pd
 import pytest
 
 import stepscope
-from stepscope.api.history import History
+from stepscope.api.history import History, _duration_ns, _time_ns
 from stepscope.core.errors import DataError, UsageError
 from stepscope.store.history.questions import HistoryEvent, HistoryEventKind, Labels
 from stepscope.store.history.samples import SampleBlock
@@ -83,6 +84,15 @@ def test_events_and_metrics(history: History) -> None:
         ({"step": "soon"}, "is not a duration"),
         ({"start": "now", "end": "-1h"}, "the time is empty"),
         ({"step": 0}, "the time is empty"),
+        ({"start": None}, "is not a time"),
+        ({"start": ""}, "is not a time"),
+        ({"start": True}, "is not a time"),
+        ({"start": "-"}, "is not a time"),
+        ({"start": "-2"}, "has no unit"),
+        ({"start": "--2h"}, "is negative"),
+        ({"step": "90"}, "has no unit"),
+        ({"step": pd.NaT}, "is not a duration"),
+        ({"step": "-5m"}, "is negative"),
     ],
 )
 def test_questions_that_make_no_sense_are_one_line(history: History, arguments: dict[str, Any], message: str) -> None:
@@ -94,3 +104,39 @@ def test_questions_that_make_no_sense_are_one_line(history: History, arguments: 
 def test_a_folder_without_a_history_says_so(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is not a metric history"):
         stepscope.history(str(tmp_path))
+
+
+_SECONDS = 1_793_000_000
+
+
+@pytest.mark.parametrize(
+    "time",
+    [
+        _SECONDS,
+        float(_SECONDS),
+        np.int64(_SECONDS),
+        np.float64(_SECONDS),
+        np.datetime64(_SECONDS, "s"),
+        pd.Timestamp(_SECONDS, unit="s", tz="Europe/Berlin"),
+        datetime.fromtimestamp(_SECONDS, UTC),
+        "2026-10-26T07:33:20Z",
+        "2026-10-26 07:33:20",
+        "2026-10-26T08:33:20+01:00",
+    ],
+    ids=repr,
+)
+def test_one_time_in_all_its_forms(time: Any) -> None:
+    assert _time_ns(time) == _SECONDS * 10**9
+
+
+def test_the_hour_that_a_clock_has_twice_is_two_hours() -> None:
+    first, second = ("2026-10-25T02:30+02:00", "2026-10-25T02:30+01:00")
+    assert _time_ns(second) - _time_ns(first) == 3600 * 10**9
+    assert _time_ns("2026-10-25T02:30") == _time_ns("2026-10-25T02:30Z")
+
+
+@pytest.mark.parametrize(
+    "duration", [90, 90.0, np.int64(90), "90s", "1m30s", timedelta(seconds=90), np.timedelta64(90, "s")]
+)
+def test_one_duration_in_all_its_forms(duration: Any) -> None:
+    assert _duration_ns(duration) == 90 * 10**9

@@ -39,8 +39,13 @@ def load_pyarrow() -> tuple[ModuleType, ModuleType]:
         import pyarrow
         import pyarrow.parquet as parquet
     except ImportError as error:
-        raise UsageError("metric history needs pyarrow", what_next='run: pip install "stepscope[history]"') from error
+        raise no_pyarrow() from error
     return pyarrow, parquet
+
+
+def no_pyarrow() -> UsageError:
+    """The error that says that pyarrow is not installed."""
+    return UsageError("metric history needs pyarrow", what_next='run: pip install "stepscope[history]"')
 
 
 def label_column(label: str, metrics: Iterable[str] = ()) -> str:

@@ -25,6 +25,8 @@ from stepscope.store.history.samples import TableRows
 _MAGIC = b"SSHIST\x00\x01"
 _PACKED = b"SSHIST\x00\x02"
 _LENGTH = struct.Struct("<I")
+_KEPT_ENTITIES = 64
+"""Sets of entities that are remembered; segments that follow each other have few."""
 
 
 class _Table(msgspec.Struct, frozen=True):

@@ -26,8 +26,9 @@ from stepscope.store.history.catalog import (
     entity_id,
     file_choice,
     metric_entry,
+    segment_number,
+    segment_path,
 )
-from stepscope.store.history.maintenance import segment_number, segment_path
 from stepscope.store.history.parquet import entities_of, load_pyarrow
 from stepscope.store.history.places import LocalPlace, Place
 from stepscope.store.history.plans import remade_with
@@ -105,7 +106,19 @@ class HistoryFiles:
         content = catalog_content(self.place)
         if self._known is None or self._known[0] != content:
             self._known = content, decode_catalog(content, self.place.path(CATALOG))
+            self._forget_gone(self._known[1])
         return self._known[1]
+
+    def _forget_gone(self, catalog: Catalog) -> None:
+        there = {file.path for file in catalog.files}
+        for path in set(self._checked) - there:  # copies: other threads add meanwhile
+            self._checked.pop(path, None)
+        for path in set(self._entities) - there:
+            self._entities.pop(path, None)
+        used = {id(entities) for entities in list(self._entities.values())}
+        for text, entities in list(self._texts.items()):
+            if id(entities) not in used:
+                self._texts.pop(text, None)
 
     def _is_there(self) -> bool:
         try:

@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 
@@ -17,8 +18,9 @@ import numpy as np
 
 from stepscope.core.errors import from_os_error
 from stepscope.core.text.numbers import counted
-from stepscope.store.history.catalog import Catalog, described
-from stepscope.store.history.maintenance import Maintenance, segment_path
+from stepscope.store.history.catalog import Catalog, described, segment_path
+from stepscope.store.history.maintenance import Maintenance
+from stepscope.store.history.parquet import no_pyarrow
 from stepscope.store.history.places import LocalPlace, place_of
 from stepscope.store.history.plans import Retention
 from stepscope.store.history.questions import HistoryEvent, HistoryMetric
@@ -43,6 +45,7 @@ class HistoryWriter:
         clock: ns since the epoch, for retention alone.
 
     Raises:
+        UsageError: pyarrow is not installed.
         DataError: another writer has it, or it cannot be written.
         UnreachableError: the URL does not answer.
     """
@@ -50,6 +53,8 @@ class HistoryWriter:
     def __init__(
         self, location: str | Path, *, retention: Retention | None = None, clock: Callable[[], int] = time.time_ns
     ) -> None:
+        if find_spec("pyarrow") is None:  # imported at the first compaction
+            raise no_pyarrow()
         self._place = place_of(location)
         self._lock = self._place.lock()
         try:

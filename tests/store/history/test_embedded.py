@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -118,6 +120,36 @@ def test_what_was_appended_is_answered_whatever_the_order(samples: list[Sample],
 def test_a_place_without_history_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is not a metric history"):
         history_at(tmp_path)
+
+
+@pytest.mark.parametrize("package", ["pyarrow", "duckdb"])
+def test_a_missing_package_is_one_line(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    HistoryWriter(tmp_path).close()
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UsageError, match=rf'needs {package}; run: pip install "stepscope\[history\]"'):
+        history_at(tmp_path)
+    if package == "pyarrow":
+        with pytest.raises(UsageError, match=r"needs pyarrow; run: pip install"):
+            HistoryWriter(tmp_path)
+
+
+def test_imports_are_light() -> None:
+    script = """
+import sys
+import stepscope.store.history.embedded, stepscope.store.history.writer
+print(*{"pyarrow", "duckdb", "pandas", "fsspec"} & set(sys.modules))
+"""
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "\n"
+
+
+def test_too_many_values_are_refused(tmp_path: Path) -> None:
+    with HistoryWriter(tmp_path) as writer:
+        writer.append(block([gpu(index) for index in range(30)], START + SECOND, **{POWER: [1.0] * 30}))
+    history = history_at(tmp_path)
+    with pytest.raises(UsageError, match=r"30 series x 864,000 steps are more than 20,000,000; ask for longer steps"):
+        history.range(Question(POWER), TimeRange(START, START + 10 * 24 * HOUR, SECOND))
+    with pytest.raises(UsageError, match="whole milliseconds"):
+        history.range(Question(POWER), TimeRange(START, START + SECOND, 1500))
 
 
 def test_an_unknown_metric_is_refused_with_close_names(tmp_path: Path) -> None:
