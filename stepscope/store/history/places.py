@@ -55,6 +55,10 @@ class Place(Protocol):
         """Remove a file; it may be gone already."""
         ...
 
+    def remove_many(self, names: Sequence[str]) -> None:
+        """Remove files, the last one before the others."""
+        ...
+
     def remove_unfinished(self, folder: str) -> None:
         """Remove temporary files that a killed writer left in a folder."""
         ...
@@ -153,6 +157,11 @@ class LocalPlace:
     def remove(self, name: str) -> None:
         """See Place."""
         (self._folder / name).unlink(missing_ok=True)
+
+    def remove_many(self, names: Sequence[str]) -> None:
+        """See Place."""
+        for name in reversed(names):
+            self.remove(name)
 
     def remove_unfinished(self, folder: str) -> None:
         """See Place."""
@@ -304,6 +313,20 @@ class UrlPlace:
         self._recent.pop(name, None)
         with _as_os_errors(), contextlib.suppress(FileNotFoundError):
             self._fs.rm_file(self._full(name))
+
+    def remove_many(self, names: Sequence[str]) -> None:
+        """See Place. One request for many, where the store has such."""
+        if not names:
+            return
+        self.remove(names[-1])
+        for name in names[:-1]:
+            self._recent.pop(name, None)
+        try:
+            with _as_os_errors():
+                self._fs.rm([self._full(name) for name in names[:-1]])
+        except FileNotFoundError:  # one of them
+            for name in names[:-1]:
+                self.remove(name)
 
     def remove_unfinished(self, folder: str) -> None:
         """See Place. An object is there whole or not at all."""
