@@ -13,6 +13,8 @@ from typing import Any, TypeGuard
 import numpy as np
 import pandas as pd
 
+from stepscope.api.inputs import Path as PathName
+from stepscope.api.inputs import path_names
 from stepscope.api.reports import Report
 from stepscope.core.documents.cost import CostReport
 from stepscope.core.documents.history import JobsReport
@@ -97,7 +99,8 @@ class History:
             statistic: mean, min, max, sum or count over the series of a group.
         """
         start_ns, end_ns = _time_ns(start), _time_ns(end)
-        step_ns = max((end_ns - start_ns) // _MAX_STEPS, 10**9) if step is None else _duration_ns(step)
+        step_ns = max(-(-(end_ns - start_ns) // (_MAX_STEPS * _SECOND)), 1) * _SECOND
+        step_ns = step_ns if step is None else _duration_ns(step)
         if step_ns <= 0 or end_ns < start_ns:
             raise UsageError("the time is empty", what_next="give start before end, and a step")
         question = self._question(metric, by, where, statistic)
@@ -146,16 +149,18 @@ class History:
         start: Time = "-30d",
         end: Time = "now",
         rates: str | PathLike[str] | None = None,
-        runs: Sequence[str] = (),
+        runs: PathName | Sequence[PathName] = (),
     ) -> Report[CostReport]:
         """GPU-hours, energy and money by job, user, team or node, as `stepscope cost`.
 
         Args:
+            by: job, user, team or node.
             rates: a rate card (TOML).
             runs: run directories, or folders of them, for the jobs' waste.
         """
         card = None if rates is None else read_rates(Path(rates))
-        return Report(read_cost(self._backend, _time_ns(start), _time_ns(end), by=by, rates=card, runs=runs), "rows")
+        names = path_names(runs) if runs else []
+        return Report(read_cost(self._backend, _time_ns(start), _time_ns(end), by=by, rates=card, runs=names), "rows")
 
     def jobs(
         self, *, start: Time = "-1d", end: Time = "now", runs: str | PathLike[str] | None = None
@@ -200,17 +205,18 @@ def _columns(groups: Sequence[Labels], by: Sequence[GroupBy]) -> pd.Index:
 
 
 def _time_ns(time: Time) -> int:
+    """Nanoseconds since the epoch, in whole milliseconds as a history has them."""
     try:
         if isinstance(time, str) and (time == "now" or time.startswith("-")):
             before = 0 if time == "now" else _duration_ns(time[1:])
-            return int(pd.Timestamp.now(tz="UTC").value) - before
+            return _whole_ms(int(pd.Timestamp.now(tz="UTC").value) - before)
         if _is_number(time):
-            return int(float(time) * 1e9)
+            return _whole_ms(int(float(time) * 1e9))
         stamp = pd.Timestamp(time)
         if isinstance(time, bool) or pd.isna(stamp):
             raise ValueError("no date")
         stamp = stamp.tz_localize("UTC") if stamp.tzinfo is None else stamp
-        return int(stamp.as_unit("ns").value)
+        return _whole_ms(int(stamp.as_unit("ns").value))
     except (UsageError, ValueError, TypeError, OverflowError) as error:
         what_next = 'give a date, "-2h", "now", or seconds since the epoch'
         raise UsageError(f"{time!r} is not a time ({error})", what_next=what_next) from None
@@ -223,18 +229,25 @@ def _duration_ns(duration: Duration) -> int:
         elif isinstance(duration, bool) or (isinstance(duration, str) and not _HAS_UNIT.search(duration)):
             raise ValueError("it has no unit")
         else:
-            parsed = pd.Timedelta(duration)
+            parsed = pd.Timedelta(_DAYS.sub("D", duration) if isinstance(duration, str) else duration)
             if pd.isna(parsed):
                 raise ValueError("no duration")
             length = int(parsed.as_unit("ns").value)
         if length < 0:
             raise ValueError("it is negative")
-        return length
+        return _whole_ms(length)
     except (ValueError, TypeError, OverflowError) as error:
         what_next = 'give "1m", "2h", "7d", or seconds'
         raise UsageError(f"{duration!r} is not a duration ({error})", what_next=what_next) from None
 
 
+def _whole_ms(ns: int) -> int:
+    return ns // _MILLISECOND * _MILLISECOND
+
+
+_MILLISECOND, _SECOND = 10**6, 10**9
+_DAYS = re.compile(r"(?<=\d) ?d(?![A-Za-z])")
+"""pandas 3 warns of "7d", which Prometheus and the commands take."""
 _HAS_UNIT = re.compile(r"[A-Za-z:]")
 
 
