@@ -95,11 +95,11 @@ class History:
             statistic: mean, min, max, sum or count over the series of a group.
         """
         start_ns, end_ns = _time_ns(start), _time_ns(end)
-        step_ns = max((end_ns - start_ns) // _MAX_STEPS, 10**9) if step is None else _duration_ns(step)
+        step_ns = _step_ns(end_ns - start_ns) if step is None else _duration_ns(step)
         if step_ns <= 0 or end_ns < start_ns:
             raise UsageError("the time is empty", what_next="give start before end, and a step")
         question = self._question(metric, by, where, statistic)
-        answer = self._backend.range(question, TimeRange(start_ns, end_ns, step_ns))
+        answer = self._backend.range(question, TimeRange.covering(start_ns, end_ns, step_ns))
         times = pd.DatetimeIndex(pd.to_datetime(answer.times_ns, unit="ns", utc=True), name="time")
         return pd.DataFrame(answer.values.T, times, _columns(answer.groups, question.by))
 
@@ -167,6 +167,13 @@ class History:
             _member(Statistic, statistic, "statistic"),
             where or {},
         )
+
+
+def _step_ns(span_ns: int) -> int:
+    """Step of whole seconds, or minutes where it is longer, for about a thousand of them."""
+    wanted_ns = max(span_ns // _MAX_STEPS, 1)
+    unit_ns = 10**9 if wanted_ns < 60 * 10**9 else 60 * 10**9
+    return wanted_ns + -wanted_ns % unit_ns
 
 
 def _member(kind: Any, word: str, what: str) -> Any:
