@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from numbers import Real
-from os import PathLike
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -15,6 +15,7 @@ import pandas as pd
 
 from stepscope.api.reports import Report
 from stepscope.core.documents.cost import CostReport
+from stepscope.core.documents.history import JobsReport
 from stepscope.core.errors import UsageError
 from stepscope.core.text.numbers import unknown_name
 from stepscope.store.history.questions import (
@@ -28,6 +29,7 @@ from stepscope.store.history.questions import (
     Where,
 )
 from stepscope.workflow.cost import read_cost, read_rates
+from stepscope.workflow.history.jobs import jobs_of_history
 from stepscope.workflow.history.opening import open_history
 
 Time = str | int | float | datetime | pd.Timestamp
@@ -154,6 +156,17 @@ class History:
         """
         card = None if rates is None else read_rates(Path(rates))
         return Report(read_cost(self._backend, _time_ns(start), _time_ns(end), by=by, rates=card, runs=runs), "rows")
+
+    def jobs(
+        self, *, start: Time = "-1d", end: Time = "now", runs: str | PathLike[str] | None = None
+    ) -> Report[JobsReport]:
+        """Jobs that had GPUs, live ones first, and their runs, as `stepscope history jobs`.
+
+        Args:
+            runs: a folder of run directories to join with the jobs.
+        """
+        folder = None if runs is None else fspath(runs)
+        return Report(jobs_of_history(self._backend, _time_ns(start), _time_ns(end), runs=folder), "jobs")
 
     def _question(self, metric: str, by: str | Sequence[str], where: Where | None, statistic: str) -> Question:
         known = {one.name for one in self._backend.metrics()}

@@ -73,7 +73,7 @@ class HistoryWriter:
         self._blocks: dict[tuple[str, ...], list[TableRows]] = {}
         self._events: list[HistoryEvent] = []
         self._unwritten: list[tuple[bytes, list[TableRows]]] = []
-        self._num_lost = 0
+        self._num_lost, self._num_lost_before = 0, 0
         self._is_failing = False
         self._newest_ns = catalog.newest_ms * 1_000_000
         self._is_behind = False
@@ -83,6 +83,11 @@ class HistoryWriter:
     def catalog(self) -> Catalog:
         """What the history holds in Parquet files."""
         return self._maintenance.catalog
+
+    @property
+    def num_lost(self) -> int:
+        """Batches that were lost so far: of those that could not be written the oldest."""
+        return self._num_lost_before + self._num_lost
 
     def __enter__(self) -> HistoryWriter:
         return self
@@ -150,7 +155,7 @@ class HistoryWriter:
             if self._is_failing:
                 lost = f"; {counted(self._num_lost, 'batch')} lost" if self._num_lost else "; nothing is lost"
                 _LOG.warning("%s: can be written again%s", self._place.location, lost)
-                self._is_failing, self._num_lost = False, 0
+                self._is_failing, self._num_lost_before, self._num_lost = False, self.num_lost, 0
             return True
 
     def maintain(self) -> bool:
