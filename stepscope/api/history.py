@@ -99,12 +99,11 @@ class History:
             statistic: mean, min, max, sum or count over the series of a group.
         """
         start_ns, end_ns = _time_ns(start), _time_ns(end)
-        step_ns = max(-(-(end_ns - start_ns) // (_MAX_STEPS * _SECOND)), 1) * _SECOND
-        step_ns = step_ns if step is None else _duration_ns(step)
+        step_ns = _step_ns(end_ns - start_ns) if step is None else _duration_ns(step)
         if step_ns <= 0 or end_ns < start_ns:
             raise UsageError("the time is empty", what_next="give start before end, and a step")
         question = self._question(metric, by, where, statistic)
-        answer = self._backend.range(question, TimeRange(start_ns, end_ns, step_ns))
+        answer = self._backend.range(question, TimeRange.covering(start_ns, end_ns, step_ns))
         times = pd.DatetimeIndex(pd.to_datetime(answer.times_ns, unit="ns", utc=True), name="time")
         return pd.DataFrame(answer.values.T, times, _columns(answer.groups, question.by))
 
@@ -187,6 +186,13 @@ class History:
         )
 
 
+def _step_ns(span_ns: int) -> int:
+    """Step of whole seconds, or minutes where it is longer, for about a thousand of them."""
+    wanted_ns = max(span_ns // _MAX_STEPS, 1)
+    unit_ns = 10**9 if wanted_ns < 60 * 10**9 else 60 * 10**9
+    return wanted_ns + -wanted_ns % unit_ns
+
+
 def _member(kind: Any, word: str, what: str) -> Any:
     if word not in list(kind):
         raise unknown_name(what, word, [member.value for member in kind])
@@ -205,18 +211,17 @@ def _columns(groups: Sequence[Labels], by: Sequence[GroupBy]) -> pd.Index:
 
 
 def _time_ns(time: Time) -> int:
-    """Nanoseconds since the epoch, in whole milliseconds as a history has them."""
     try:
         if isinstance(time, str) and (time == "now" or time.startswith("-")):
             before = 0 if time == "now" else _duration_ns(time[1:])
-            return _whole_ms(int(pd.Timestamp.now(tz="UTC").value) - before)
+            return int(pd.Timestamp.now(tz="UTC").value) - before
         if _is_number(time):
-            return _whole_ms(int(float(time) * 1e9))
+            return int(float(time) * 1e9)
         stamp = pd.Timestamp(time)
         if isinstance(time, bool) or pd.isna(stamp):
             raise ValueError("no date")
         stamp = stamp.tz_localize("UTC") if stamp.tzinfo is None else stamp
-        return _whole_ms(int(stamp.as_unit("ns").value))
+        return int(stamp.as_unit("ns").value)
     except (UsageError, ValueError, TypeError, OverflowError) as error:
         what_next = 'give a date, "-2h", "now", or seconds since the epoch'
         raise UsageError(f"{time!r} is not a time ({error})", what_next=what_next) from None
@@ -235,17 +240,12 @@ def _duration_ns(duration: Duration) -> int:
             length = int(parsed.as_unit("ns").value)
         if length < 0:
             raise ValueError("it is negative")
-        return _whole_ms(length)
+        return length
     except (ValueError, TypeError, OverflowError) as error:
         what_next = 'give "1m", "2h", "7d", or seconds'
         raise UsageError(f"{duration!r} is not a duration ({error})", what_next=what_next) from None
 
 
-def _whole_ms(ns: int) -> int:
-    return ns // _MILLISECOND * _MILLISECOND
-
-
-_MILLISECOND, _SECOND = 10**6, 10**9
 _DAYS = re.compile(r"(?<=\d) ?d(?![A-Za-z])")
 """pandas 3 warns of "7d", which Prometheus and the commands take."""
 _HAS_UNIT = re.compile(r"[A-Za-z:]")
