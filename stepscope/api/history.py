@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from numbers import Real
-from os import PathLike
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -15,6 +15,7 @@ import pandas as pd
 
 from stepscope.api.reports import Report
 from stepscope.core.documents.cost import CostReport
+from stepscope.core.documents.history import JobsReport
 from stepscope.core.errors import UsageError
 from stepscope.core.text.numbers import unknown_name
 from stepscope.store.history.questions import (
@@ -28,6 +29,7 @@ from stepscope.store.history.questions import (
     Where,
 )
 from stepscope.workflow.cost import read_cost, read_rates
+from stepscope.workflow.history.jobs import jobs_of_history
 from stepscope.workflow.history.opening import open_history
 
 Time = str | int | float | datetime | pd.Timestamp
@@ -95,11 +97,11 @@ class History:
             statistic: mean, min, max, sum or count over the series of a group.
         """
         start_ns, end_ns = _time_ns(start), _time_ns(end)
-        step_ns = max((end_ns - start_ns) // _MAX_STEPS, 10**9) if step is None else _duration_ns(step)
+        step_ns = _step_ns(end_ns - start_ns) if step is None else _duration_ns(step)
         if step_ns <= 0 or end_ns < start_ns:
             raise UsageError("the time is empty", what_next="give start before end, and a step")
         question = self._question(metric, by, where, statistic)
-        answer = self._backend.range(question, TimeRange(start_ns, end_ns, step_ns))
+        answer = self._backend.range(question, TimeRange.covering(start_ns, end_ns, step_ns))
         times = pd.DatetimeIndex(pd.to_datetime(answer.times_ns, unit="ns", utc=True), name="time")
         return pd.DataFrame(answer.values.T, times, _columns(answer.groups, question.by))
 
@@ -155,6 +157,17 @@ class History:
         card = None if rates is None else read_rates(Path(rates))
         return Report(read_cost(self._backend, _time_ns(start), _time_ns(end), by=by, rates=card, runs=runs), "rows")
 
+    def jobs(
+        self, *, start: Time = "-1d", end: Time = "now", runs: str | PathLike[str] | None = None
+    ) -> Report[JobsReport]:
+        """Jobs that had GPUs, live ones first, and their runs, as `stepscope history jobs`.
+
+        Args:
+            runs: a folder of run directories to join with the jobs.
+        """
+        folder = None if runs is None else fspath(runs)
+        return Report(jobs_of_history(self._backend, _time_ns(start), _time_ns(end), runs=folder), "jobs")
+
     def _question(self, metric: str, by: str | Sequence[str], where: Where | None, statistic: str) -> Question:
         known = {one.name for one in self._backend.metrics()}
         full = next((name for name in (metric, f"stepscope_{metric}") if name in known), None)
@@ -167,6 +180,13 @@ class History:
             _member(Statistic, statistic, "statistic"),
             where or {},
         )
+
+
+def _step_ns(span_ns: int) -> int:
+    """Step of whole seconds, or minutes where it is longer, for about a thousand of them."""
+    wanted_ns = max(span_ns // _MAX_STEPS, 1)
+    unit_ns = 10**9 if wanted_ns < 60 * 10**9 else 60 * 10**9
+    return wanted_ns + -wanted_ns % unit_ns
 
 
 def _member(kind: Any, word: str, what: str) -> Any:

@@ -76,7 +76,7 @@ def read_cost(
     rates: RateCard | None = None,
     runs: Sequence[str] = (),
 ) -> CostReport:
-    """Cost of all cards in the history over a span of time.
+    """Cost of all cards in the history over a span of time, in whole minutes.
 
     Args:
         by: job, user, team or node.
@@ -88,6 +88,7 @@ def read_cost(
     """
     if end_ns - start_ns < _LEAST_STEP_NS:
         raise UsageError("the time is shorter than a minute", what_next="give --start and --end, or --last")
+    start_ns, end_ns = (time_ns // _LEAST_STEP_NS * _LEAST_STEP_NS for time_ns in (start_ns, end_ns))
     step_ns = _LEAST_STEP_NS * max(1, -(-(end_ns - start_ns) // (_LEAST_STEP_NS * _MAX_STEPS)))
     reader = _Reader(history, TimeRange(start_ns, end_ns, step_ns))
     cards = list(reader.cards())

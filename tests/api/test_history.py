@@ -51,6 +51,15 @@ def test_range_has_a_row_a_step_and_a_column_a_group(history: History) -> None:
     assert by_node.iloc[0].to_dict() == {f"n{node}:9455": 100.0 * node + 5.0 for node in range(4)}
 
 
+@pytest.mark.parametrize(("hours", "step"), [(1, "4s"), (24, "2min"), (720, "44min")])
+def test_a_range_without_a_step_has_some_thousand_in_whole_units(history: History, hours: int, step: str) -> None:
+    end = _START + pd.Timedelta(hours=1, microseconds=7)
+    frame = history.range("gpu_power_watts", by="node", start=end - pd.Timedelta(hours=hours), end=end)
+    assert set(np.diff(frame.index)) == {pd.Timedelta(step)}
+    assert 720 <= len(frame) <= 1000
+    assert set(frame["n1:9455"].dropna()) == {105.0}
+
+
 def test_groups_statistics_and_labels(history: History) -> None:
     asked: dict[str, Any] = {"start": _START, "end": "2026-11-01T01:00Z", "step": 3600}
     racks = history.range("gpu_power_watts", by="rack", statistic="sum", **asked)

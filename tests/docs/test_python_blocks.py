@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from stepscope import api
+from stepscope.api.reports import MADE, row_types
 from stepscope.api.run import Run
 from stepscope.store.history.writer import HistoryWriter
 from tests.store.history.blocks import MINUTE, POWER, START, block, gpu, maintain
@@ -59,10 +61,19 @@ def _run(page: str, blocks: list[str]) -> None:
 
 def test_the_reference_lists_every_frame(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(_ROOT / "docs/_ext"))
-    from stepscope_reference.frames import ROWS, frames
+    from stepscope_reference.frames import ROWS, columns, frames, report_calls
 
     methods = inspect.getmembers(Run, inspect.isfunction)
     made = {name for name, method in methods if inspect.signature(method).return_annotation == "pd.DataFrame"}
     assert set(ROWS) == made
-    assert all(f"`run.{name}()`" in frames() for name in made)
+    page = frames()
+    assert all(f"## `run.{name}()`" in page for name in made)
+    assert [row for kind in ROWS.values() if kind for row in columns(kind) if not row[2]] == []
+    calls = set(api.__all__) - {"History", "Report", "Run", "history", "load"}
+    assert set(report_calls()) == calls | {"history(...).cost", "history(...).jobs"}
+    for call, document in report_calls().items():
+        frames_of_call = {*row_types(document), *MADE.get(call, {})} - {"warnings"}
+        assert all(f"### `{call}.{frame}`" in page for frame in frames_of_call)
+    for name in ("range", "latest", "events", "metrics"):
+        assert f"## `stepscope.history(...).{name}()`" in page
     sys.modules.pop("stepscope_reference.frames", None)
