@@ -13,6 +13,8 @@ from typing import Any, TypeGuard
 import numpy as np
 import pandas as pd
 
+from stepscope.api.inputs import Path as PathName
+from stepscope.api.inputs import path_names
 from stepscope.api.reports import Report
 from stepscope.core.documents.cost import CostReport
 from stepscope.core.documents.history import JobsReport
@@ -146,16 +148,18 @@ class History:
         start: Time = "-30d",
         end: Time = "now",
         rates: str | PathLike[str] | None = None,
-        runs: Sequence[str] = (),
+        runs: PathName | Sequence[PathName] = (),
     ) -> Report[CostReport]:
         """GPU-hours, energy and money by job, user, team or node, as `stepscope cost`.
 
         Args:
+            by: job, user, team or node.
             rates: a rate card (TOML).
             runs: run directories, or folders of them, for the jobs' waste.
         """
         card = None if rates is None else read_rates(Path(rates))
-        return Report(read_cost(self._backend, _time_ns(start), _time_ns(end), by=by, rates=card, runs=runs), "rows")
+        names = path_names(runs) if runs else []
+        return Report(read_cost(self._backend, _time_ns(start), _time_ns(end), by=by, rates=card, runs=names), "rows")
 
     def jobs(
         self, *, start: Time = "-1d", end: Time = "now", runs: str | PathLike[str] | None = None
@@ -230,7 +234,7 @@ def _duration_ns(duration: Duration) -> int:
         elif isinstance(duration, bool) or (isinstance(duration, str) and not _HAS_UNIT.search(duration)):
             raise ValueError("it has no unit")
         else:
-            parsed = pd.Timedelta(duration)
+            parsed = pd.Timedelta(_DAYS.sub("D", duration) if isinstance(duration, str) else duration)
             if pd.isna(parsed):
                 raise ValueError("no duration")
             length = int(parsed.as_unit("ns").value)
@@ -242,6 +246,8 @@ def _duration_ns(duration: Duration) -> int:
         raise UsageError(f"{duration!r} is not a duration ({error})", what_next=what_next) from None
 
 
+_DAYS = re.compile(r"(?<=\d) ?d(?![A-Za-z])")
+"""pandas 3 warns of "7d", which Prometheus and the commands take."""
 _HAS_UNIT = re.compile(r"[A-Za-z:]")
 
 

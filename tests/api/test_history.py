@@ -149,3 +149,22 @@ def test_the_hour_that_a_clock_has_twice_is_two_hours() -> None:
 )
 def test_one_duration_in_all_its_forms(duration: Any) -> None:
     assert _duration_ns(duration) == 90 * 10**9
+
+
+def test_cost_by_something_else_names_the_groups(history: History) -> None:
+    with pytest.raises(UsageError, match="job, user, team, node"):
+        history.cost(by="rack", start=_START, end="2026-11-01T01:00Z")
+
+
+@pytest.mark.parametrize(("step", "rows"), [(None, 420), ("1m", 7), (0.5, 840), (1 / 3, 1257)])
+def test_times_until_now_can_be_asked_for(history: History, step: Any, rows: int) -> None:
+    frame = history.range("gpu_power_watts", start="-7m", step=step)
+    assert rows <= len(frame) <= rows + 2
+    start, end = (_START.timestamp() + seconds for seconds in (0.0004, 3599.9991))
+    assert history.range("gpu_power_watts", start=start, end=end, step="1m", by="node").shape == (60, 4)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("duration", "hours"), [("7d", 168), ("1d2h", 26), ("2 d", 48), ("1 day", 24), ("1D", 24)])
+def test_days_are_taken_without_a_warning(duration: str, hours: int) -> None:
+    assert _duration_ns(duration) == hours * 3600 * 10**9

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -25,8 +26,27 @@ _BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 @pytest.mark.parametrize("page", ["guides/python-api.md"])
 def test_the_code_of_a_guide_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(_RECORDED, tmp_path / "runs/gpt-7b")
+    _write_history(tmp_path / "stepscope-history")
+    (tmp_path / "rates.toml").write_text("[gpu_hour]\ndefault = 2.0\n")
     monkeypatch.chdir(tmp_path)
     _run(page, _BLOCK.findall((_ROOT / "docs" / page).read_text()))
+
+
+def _write_history(folder: Path) -> None:
+    """Two hours until now of two GPUs that a job has."""
+    now = time.time_ns()
+    holds = {"job_kind": "slurm", "job_id": "7", "share": "exclusive"}
+    with HistoryWriter(folder) as writer:
+        for minute in range(120):
+            at = now - (119 - minute) * MINUTE
+            gpus = [gpu(0), gpu(1)]
+            writer.append(
+                block(gpus, at, stepscope_gpu_sm_active_ratio=[0.5, 0.7], stepscope_gpu_power_watts=[500, 600])
+            )
+            writer.append(block([gpu(number, **holds) for number in (0, 1)], at, stepscope_gpu_job_info=[1, 1]))
+            states = [gpu(number, state="busy") for number in (0, 1)]
+            writer.append(block(states, at, stepscope_gpu_use_state=[1, 1]))
+        writer.flush()
 
 
 def test_the_code_of_the_history_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
