@@ -167,3 +167,11 @@ def test_slices_of_a_lane_lie_in_or_beside_each_other(spans: list[tuple[int, int
         for j in range(i):
             if lanes[i] == lanes[j]:
                 assert begins >= slices[j][1] or ends <= slices[j][1]
+
+
+def test_events_are_the_same_in_batches_of_any_size(
+    run: Path, events: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepscope.workflow.export.perfetto._BATCH", 7)
+    export_perfetto([str(run)], tmp_path / "trace.json")
+    assert _events(tmp_path / "trace.json") == events
