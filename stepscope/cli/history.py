@@ -82,7 +82,9 @@ def history_run_command(
     share_one_heap()  # pages come and go in several threads
     with ExitStack() as stack:
         stack.enter_context(LogQueue())
-        stack.enter_context(ends_in_time())
+        stack.enter_context(
+            ends_in_time(line="stepscope history: something still hangs; ends without the last samples")
+        )
         hangup = "goes on after SIGHUP; targets are read again every minute"
         stop = stack.enter_context(set_by_sigterm(lambda: _log.info(hangup)))
         logging.basicConfig(level=logging.WARNING, format="stepscope history: %(message)s")

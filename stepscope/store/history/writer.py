@@ -166,7 +166,14 @@ class HistoryWriter:
 
         Returns:
             Whether more remains to be done now.
+
+        Raises:
+            DataError: another writer has taken the place.
         """
+        try:
+            self._lock.renew()
+        except OSError:  # the next flush says so
+            return False
         return self._maintenance.step()
 
     def compact(self) -> None:
