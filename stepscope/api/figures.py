@@ -20,7 +20,7 @@ import plotly.graph_objects as go
 
 from stepscope.core.documents.run_directory import RankTimeline
 from stepscope.core.errors import DataError
-from stepscope.core.text.numbers import unknown_name
+from stepscope.core.text.numbers import short_kernel_name, unknown_name
 from stepscope.core.text.wording import category_words, is_on_cpu
 from stepscope.core.vocabulary import CATEGORY_ORDER, TimeCategory
 from stepscope.workflow.panels.palette import DARK, LIGHT, PAGE_DARK, PAGE_LIGHT, pattern
@@ -48,29 +48,33 @@ def figure(run: Run, name: str, theme: str = "light") -> go.Figure:
         DataError: the run does not have what it shows.
     """
     if name not in FIGURES:
-        raise unknown_name("figure", name, FIGURES)
+        raise unknown_name("figure", str(name), FIGURES)
     if theme not in THEMES:
-        raise unknown_name("theme", theme, THEMES)
+        raise unknown_name("theme", str(theme), THEMES)
     return _laid_out(FIGURES[name](run, theme), theme)
 
 
 def _laid_out(drawn: go.Figure, theme: str) -> go.Figure:
     _, page, text, grid = THEMES[theme]
     axis = {"gridcolor": grid, "zerolinecolor": grid, "linecolor": grid}
+    rows_of_legend = -(-len(drawn.data) // _LEGEND_COLUMNS)
     return (
         drawn.update_layout(
             template="none",
             paper_bgcolor=page,
             plot_bgcolor=page,
             font={"color": text, "family": "system-ui, sans-serif", "size": 13},
-            margin={"l": 70, "r": 70, "t": 50, "b": 50},
-            legend={"orientation": "h", "y": -0.2},
+            margin={"l": 70, "r": 70, "t": 50, "b": 80 + _LEGEND_ROW_PIXELS * rows_of_legend},
+            legend={"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "traceorder": "normal"},
             title={"x": 0.01, "xanchor": "left"},
             hoverlabel={"bgcolor": page, "font": {"color": text}},
         )
         .update_xaxes(**axis)
         .update_yaxes(**axis)
     )
+
+
+_LEGEND_COLUMNS, _LEGEND_ROW_PIXELS = 3, 20
 
 
 def _breakdown(run: Run, theme: str) -> go.Figure:
@@ -278,6 +282,7 @@ def _ranks(run: Run, theme: str) -> go.Figure:
             "yaxis2": {
                 "title": {"text": "share of the profiled steps"},
                 "overlaying": "y",
+                "tickmode": "auto",  # not at the lines of the first axis, which are no round shares
                 "side": "right",
                 "tickformat": ".0%",
                 "rangemode": "tozero",
@@ -306,7 +311,7 @@ def _roofline(run: Run, theme: str) -> go.Figure:
         )
         for limit, group in kernels.groupby("limit", sort=False)
     ]
-    names = [name if len(name) <= _MAX_NAME else f"{name[: _MAX_NAME - 1]}…" for name in kernels["name"]]
+    names = [short_kernel_name(name, max_length=_MAX_NAME) for name in kernels["name"]]
     return go.Figure(
         bars,
         {
@@ -319,7 +324,7 @@ def _roofline(run: Run, theme: str) -> go.Figure:
                 "tickvals": kernels.index,
                 "ticktext": names,
             },
-            "height": 160 + 24 * len(kernels),
+            "height": 180 + 24 * len(kernels),
         },
     )
 

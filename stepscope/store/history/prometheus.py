@@ -120,8 +120,8 @@ class PrometheusHistory:
         deadline = self._deadline()
         step_ms, rest = divmod(time.step_ns, _NS_PER_MS)
         num_steps = (time.end_ns - time.start_ns) // time.step_ns
-        if rest:
-            raise UsageError("a step for a Prometheus server has whole milliseconds", where=f"{time.step_ns} ns")
+        if rest or time.start_ns % _NS_PER_MS:
+            raise UsageError("steps and times of the history are whole milliseconds")
         if num_steps > _MAX_STEPS:
             what = f"too many steps: {num_steps:,} of at most {_MAX_STEPS:,}"
             raise UsageError(what, what_next="take longer ones")

@@ -26,8 +26,9 @@ from stepscope.store.history.catalog import (
     entity_id,
     file_choice,
     metric_entry,
+    segment_number,
+    segment_path,
 )
-from stepscope.store.history.maintenance import segment_number, segment_path
 from stepscope.store.history.parquet import entities_of, load_pyarrow
 from stepscope.store.history.places import LocalPlace, Place
 from stepscope.store.history.plans import remade_with

@@ -102,6 +102,11 @@ def local_records(url: str) -> str:
     return str(run.folder)
 
 
+def local_run(path: str) -> str:
+    """A local path as it is, and of a URL `local_records`."""
+    return local_records(path) if "://" in path else path
+
+
 def refuse_many_remote_runs(url: str) -> None:
     """Refuse a URL below which runs are; to be called where nothing else was found.
 

@@ -19,6 +19,7 @@ from benchmarks.history.servers import (
     write_pages,
 )
 from stepscope.core.errors import UsageError
+from stepscope.store.history import sampled_rates
 from stepscope.store.history.embedded import history_at
 from stepscope.store.history.prometheus import PrometheusHistory
 from stepscope.store.history.questions import MetricHistory, Question, Statistic, TimeRange
@@ -142,3 +143,23 @@ def test_limits_of_real_servers_make_requests_shorter(tmp_path: Path, base_ms: i
             assert history.range(Question(POWER, (), Statistic.COUNT), time).values.tolist() == [[20.0] * 100]
             rates = history.range(Question(ENERGY, (), Statistic.SUM), time).values
             np.testing.assert_allclose(rates[0, :-1], [20.0] * 99, rtol=1e-6)
+
+
+def test_of_too_many_samples_the_servers_own_rate_is_used(
+    servers: dict[str, str], base_ms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampled_rates, "_MAX_SAMPLES", 10)
+    pages = [
+        RecordedPage(
+            labels(cluster="many", instance="n0"), base_ms + number * 5_000, {(ENERGY, ()): 1e6 + 5.0 * number}
+        )
+        for number in range(60)
+        if not 24 <= number < 30
+    ]
+    time = TimeRange(base_ms * _NS, (base_ms + 240_000) * _NS, 60 * 10**9)
+    for name, url in servers.items():
+        write_pages(url, pages)
+        answer = PrometheusHistory(url).range(Question(ENERGY, (), where={"cluster": "many"}), time)
+        whole, cut = answer.values[0, [0, 1, 3]], answer.values[0, 2]
+        np.testing.assert_allclose(whole, 1.0, rtol=1e-6)
+        assert cut == pytest.approx(1.0 if name == "victoria-metrics" else 0.56, abs=0.05)  # as the guide says
