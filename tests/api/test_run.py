@@ -95,7 +95,28 @@ def test_each_list_is_a_frame(run: Run, document: dict[str, Any], frame: str, pa
     for name in path.split("."):
         rows = rows[name]
     rows = rows if isinstance(rows, list) else [rows]
-    assert getattr(run, frame)()[column].tolist() == [row[column] for row in rows]
+    found = getattr(run, frame)().reset_index()
+    assert found[column].tolist() == [row[column] for row in rows]
+    for place, row in enumerate(rows):
+        for name, value in _flat(row):
+            if name in found:
+                own = found[name].iloc[place]
+                assert own == value if isinstance(own, (list, str)) else pd.isna(own) if value is None else own == value
+            else:
+                assert value is None or (frame, name) == ("root_causes", "evidence"), name
+
+
+def _flat(row: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Names of columns and values of a row of the document."""
+    found: list[tuple[str, Any]] = []
+    for key, value in row.items():
+        if isinstance(value, dict):
+            found += _flat(value, f"{prefix}{key}.")
+        elif "interval" in key and value is not None:
+            found += [(f"{prefix}{key}.low", value[0]), (f"{prefix}{key}.high", value[1])]
+        else:
+            found.append((prefix + key, value))
+    return found
 
 
 def test_a_replay_of_chosen_causes_is_that_of_whatif(run: Run, folder: Path) -> None:

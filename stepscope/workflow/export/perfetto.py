@@ -103,7 +103,7 @@ def export_perfetto(
 
     Raises:
         DataError: no trace can be read, or the output cannot be written.
-        UsageError: the job has none of the ranks, or the time is empty.
+        UsageError: the job has none of the ranks, or nothing in that time.
     """
     check_writable(output)
     job = read_job(paths, capture=capture, on_progress=on_progress)
@@ -126,6 +126,10 @@ def export_perfetto(
                     separator = b",\n"
                 num_slices += writer.num_slices
             file.write(b"\n]}\n")
+        if not num_slices:
+            steps_end_ns = max(view.window.end_ns for view in aligned.views.values())
+            what = f"nothing of {ranks_words(ranks)} is in the chosen time"
+            raise UsageError(what, what_next=f"the profiled steps are 0 to {(steps_end_ns - zero_ns) / 1e6:,.1f} ms")
         temporary.replace(output)
     except OSError as error:
         raise from_os_error(error, "cannot be written", where=str(output)) from error
@@ -149,12 +153,18 @@ def _chosen(known: list[int], wanted: frozenset[int] | None) -> list[int]:
 
 
 def _span(selection: Selection, zero_ns: int) -> tuple[int, int]:
-    far = np.iinfo(np.int64)
-    start = far.min if selection.start_ms is None else zero_ns + int(selection.start_ms * 1e6)
-    end = far.max if selection.end_ms is None else zero_ns + int(selection.end_ms * 1e6)
+    far, times = np.iinfo(np.int64), (selection.start_ms, selection.end_ms)
+    for time in times:
+        if time is not None and not abs(time) < _FAR_MS:
+            raise UsageError(f"{time} is not a time in ms", what_next="give ms after the first profiled step")
+    start, end = (None if time is None else zero_ns + int(time * 1e6) for time in times)
+    start, end = far.min if start is None else start, far.max if end is None else end
     if start >= end:
         raise UsageError("the time to export is empty", what_next="give --start before --end, in ms")
     return start, end
+
+
+_FAR_MS = 1e12
 
 
 def _trace_of(view: RankView, paths: Sequence[str]) -> TraceColumns:

@@ -153,6 +153,11 @@ def test_bad_requests_are_one_line_and_leave_no_file(run: Path, tmp_path: Path) 
         export_perfetto([str(run)], output, Selection(frozenset({7})))
     with pytest.raises(UsageError, match="empty"):
         export_perfetto([str(run)], output, Selection(start_ms=5.0, end_ms=5.0))
+    for time_ms in (float("nan"), float("inf"), -float("inf"), 1e300):
+        with pytest.raises(UsageError, match="is not a time in ms"):
+            export_perfetto([str(run)], output, Selection(start_ms=time_ms))
+    with pytest.raises(UsageError, match="the profiled steps are 0 to"):
+        export_perfetto([str(run)], output, Selection(start_ms=1e6))
     with pytest.raises(DataError):
         export_perfetto([str(run)], tmp_path / "none" / "trace.json")
     assert list(tmp_path.iterdir()) == []
