@@ -7,7 +7,23 @@ from typing import Any
 __version__ = "0.1.0"
 
 _TRAINING = ("every", "once", "profile", "profiled", "slow_step")
-_API = ("compare", "goodput", "hang", "health", "history", "load", "memory", "nccl", "runs", "status", "trace_info")
+_API = (
+    "compare",
+    "compare_memory",
+    "doctor",
+    "goodput",
+    "hang",
+    "health",
+    "history",
+    "load",
+    "memory",
+    "nccl",
+    "preflight",
+    "runs",
+    "status",
+    "top",
+    "trace_info",
+)
 _EXPORTS = dict.fromkeys(_TRAINING, "stepscope.training") | dict.fromkeys(_API, "stepscope.api")
 
 __all__ = ["__version__", *_TRAINING, *_API, "training"]

@@ -160,19 +160,19 @@ def _run(clock: MadeUpTime, hours: int, num_gpus: int, folder: Path) -> Iterator
 
 def _read_gpus(clock: MadeUpTime, probes: object, patience: float) -> None:
     """One round of the thread that asks for GPUs: until those that answer have, or none does any more."""
-    watch = probes._watch  # type: ignore[attr-defined]  # its own thread goes by the real clock
+    supervisor = probes._supervisor  # type: ignore[attr-defined]  # its own thread goes by the real clock
     end = clock.really() + patience
     while clock.really() < end:
-        watch.step(time.monotonic(), time.time_ns())
-        probe = watch._shared.probe
-        if probe is None or not watch._shared.is_waiting:
+        supervisor.step(time.monotonic(), time.time_ns())
+        probe = supervisor._shared.probe
+        if probe is None or not supervisor._shared.is_waiting:
             break
         select.select([probe], [], [], 0.1)
     probes._publish()  # type: ignore[attr-defined]
 
 
 def _end(clock: MadeUpTime, probes: object) -> None:
-    while not probes._watch.close(time.monotonic()):  # type: ignore[attr-defined]
+    while not probes._supervisor.close(time.monotonic()):  # type: ignore[attr-defined]
         clock.seconds += 0.1
         select.select([], [], [], 0.05)
 
@@ -184,7 +184,7 @@ def _use(hour: int, probes: object) -> Use:
         pages * os.sysconf("SC_PAGE_SIZE") / 2**20,
         len(os.listdir("/proc/self/fd")),
         threading.active_count(),
-        len(probes._watch.probes()),  # type: ignore[attr-defined]
+        len(probes._supervisor.probes()),  # type: ignore[attr-defined]
     )
 
 

@@ -133,7 +133,8 @@ def main() -> None:
         print(f"recorder: {cpu / seconds:.1%} of one CPU ({1e3 * cpu / scrapes:.2f} ms a scrape), "
               f"{samples / seconds:,.0f} samples a second, {samples / cpu / 1e6:.2f} M a CPU-second; "
               f"simulated agents {of_agents / seconds:.1%}")  # fmt: skip
-        print(f"memory: {rss[0] >> 20} MiB at first, {max(rss) >> 20} at most, {rss[-1] >> 20} at last")
+        per_minute = [max(rss[place : place + 12]) >> 20 for place in range(0, len(rss), 12)]
+        print(f"memory: {rss[0] >> 20} MiB at first, {rss[-1] >> 20} at last; most in each minute {per_minute}")
         print(f"missed scrapes {now['missed_scrapes_total']:.0f}, lag at most {now['scrape_lag_seconds']:.1f} s, "
               f"failed writes {now['failed_flushes_total']:.0f}; "
               f"SIGTERM: exit code {code} after {ending:.1f} s")  # fmt: skip

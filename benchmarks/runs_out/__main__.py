@@ -74,7 +74,7 @@ def main() -> int:
         try:
             result = _measure(Path(folder), options)
         finally:
-            _end_uploads(folder)
+            _end_all(folder)
     print(json.dumps(result, indent=1))
     return 0 if result["is_right"] else 1
 
@@ -89,19 +89,19 @@ def _measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     began = look_at = time.monotonic()
     num_kills = num_amid = num_prunes = num_objects = 0
     wrong: list[str] = []
-    lives: dict[int, float] = {}  # of each upload, until when it is let live
+    lives: dict[int, _Life] = {}
     while any(training.poll() is None for training in trainings):
-        time.sleep(rng.uniform(0.05, 0.3))
+        time.sleep(rng.uniform(0.01, 0.05))
         has_killed = False
         for rank, training in enumerate(trainings):
             for process in _uploads_of(training) if num_kills < options.kills else []:
-                if time.monotonic() < lives.setdefault(process, time.monotonic() + rng.uniform(1.0, 6.0)):
-                    continue
-                num_amid += _is_amid(folder / f"node{rank}")
-                with suppress(ProcessLookupError):
-                    os.kill(process, signal.SIGKILL)
-                    num_kills += 1
-                    has_killed = True
+                life = lives.setdefault(process, _Life(process, folder / f"node{rank}", rng))
+                if life.is_over():
+                    num_amid += life.is_amid()
+                    with suppress(ProcessLookupError):
+                        os.kill(process, signal.SIGKILL)
+                        num_kills += 1
+                        has_killed = True
         if not has_killed and time.monotonic() < look_at:
             continue
         look_at = time.monotonic() + 3.0
@@ -120,8 +120,12 @@ def _measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         steps.append(int(output.split()[0]) if output else None)
         wrong += [] if training.returncode == 0 else [errors_text[-500:]]
     while num_kills < options.kills:  # and uploads after training
-        upload = subprocess.Popen(_upload_command(folder, rng.randrange(2)), stdout=subprocess.DEVNULL)
-        time.sleep(rng.uniform(0.5, 2.5))
+        rank = rng.randrange(2)
+        upload = subprocess.Popen(_upload_command(folder, rank), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        life = _Life(upload.pid, folder / f"node{rank}", rng, has_work=False)
+        while not life.is_over() and upload.poll() is None:
+            time.sleep(0.02)
+        num_amid += upload.poll() is None and life.is_amid()
         upload.kill()
         upload.wait()
         num_kills += 1
@@ -189,26 +193,55 @@ def _uploads_of(training: subprocess.Popen[str]) -> list[int]:
     return found
 
 
-def _end_uploads(folder: str) -> None:
-    """End the processes that still upload something in the benchmark's folder."""
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+def _end_all(folder: str) -> None:
+    """End the trainings and uploads that still work in the benchmark's folder."""
+    own = f"STEPSCOPE_SPOOL={folder}/".encode()
+    for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if b"transfer.upload_process" in (command := path.read_bytes()) and folder.encode() in command:
-                os.kill(int(path.parent.name), signal.SIGKILL)
+            uploads = b"transfer.upload_process" in (command := (path / "cmdline").read_bytes())
+            if (uploads and folder.encode() in command) or own in (path / "environ").read_bytes():
+                os.kill(int(path.name), signal.SIGKILL)
 
 
 def _node_folder(node: Path) -> Path | None:
     return next(iter(node.glob(f"*/{_RUN}")), None)
 
 
-def _is_amid(node: Path) -> bool:
-    """Whether files had been claimed that have not arrived."""
-    folder = _node_folder(node)
-    for path in [] if folder is None else (folder / "uploads").glob("*.json"):
-        with suppress(OSError, ValueError):
-            record = json.loads(path.read_bytes())
-            return bool(set(record["claimed"]) - set(record["files"]))
-    return False
+class _Life:
+    """Life of an upload, until it is killed: at any time, or while it talks to the store and files wait."""
+
+    def __init__(self, process: int, node: Path, rng: random.Random, *, has_work: bool = True) -> None:
+        self._process = process
+        self._node = node
+        self._kills_amid = has_work and rng.random() < 0.7
+        self._until = time.monotonic() + (20.0 if self._kills_amid else rng.uniform(0.5, 6.0))
+        self._delay = rng.uniform(0.0, 0.4)
+
+    def is_over(self) -> bool:
+        """Whether it is to be killed now."""
+        if self._kills_amid and self.is_amid():
+            self._until, self._kills_amid = time.monotonic() + self._delay, False
+        return time.monotonic() >= self._until
+
+    def is_amid(self) -> bool:
+        """Whether it has a connection to the store, and has claimed files that have not arrived."""
+        folder = _node_folder(self._node)
+        for path in [] if folder is None else (folder / "uploads").glob("*.json"):
+            with suppress(OSError, ValueError):
+                record = json.loads(path.read_bytes())
+                return bool(set(record["claimed"]) - set(record["files"])) and self._is_talking()
+        return False
+
+    def _is_talking(self) -> bool:
+        port = int(os.environ["AWS_ENDPOINT_URL"].rpartition(":")[2])
+        lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        to_store = {line[9] for line in lines if int(line[2].rpartition(":")[2], 16) == port and line[3] == "01"}
+        with suppress(OSError):
+            for descriptor in Path(f"/proc/{self._process}/fd").iterdir():
+                with suppress(OSError):
+                    if os.readlink(descriptor).removeprefix("socket:[").rstrip("]") in to_store:
+                        return True
+        return False
 
 
 def _check_objects(store: Any, folder: Path, *, is_over: bool) -> tuple[int, list[str]]:

@@ -150,11 +150,16 @@ _EXIT_CODES = {signal.SIGTERM: 0, signal.SIGINT: 130}
 
 
 @contextmanager
-def ends_in_time(seconds: float = END_SECONDS) -> Iterator[None]:
+def ends_in_time(
+    seconds: float = END_SECONDS, *, line: str = "stepscope agent: something still hangs; ends without it"
+) -> Iterator[None]:
     """End the process so long after SIGTERM or SIGINT at the latest, also while its main thread hangs in a call.
 
     A disk or a driver that hangs would keep the agent until it is killed. Its children follow by themselves: they end
     between two calls of the driver.
+
+    Args:
+        line: says so on stderr then.
     """
     wake, wakeup = os.pipe()
     os.set_blocking(wakeup, False)
@@ -164,7 +169,7 @@ def ends_in_time(seconds: float = END_SECONDS) -> Iterator[None]:
         while (numbers := os.read(wake, 16)) and not is_over.is_set():
             code = next((_EXIT_CODES[number] for number in map(_signal, numbers) if number in _EXIT_CODES), None)
             if code is not None and not is_over.wait(seconds):
-                os.write(_STDERR, b"stepscope agent: something still hangs; ends without it\n")
+                os.write(_STDERR, f"{line}\n".encode())
                 time.sleep(_FLUSH_SECONDS / 10)
                 os._exit(code)
             if code is not None:

@@ -238,7 +238,7 @@ class AlignedJob(NamedTuple):
 
     @property
     def num_replayed(self) -> int:
-        """How many events of the ranks' graphs a replay would have at least."""
+        """How many events the ranks' graphs have; a replay, which ends with the last step, has about as many."""
         graphs = [view.graph for view in self.views.values() if view.graph is not None]
         return sum(len(graph.host) + len(graph.device) for graph in graphs)
 

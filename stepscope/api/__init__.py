@@ -14,7 +14,22 @@ except ModuleNotFoundError:
     raise ImportError('the Python API needs pandas: pip install "stepscope[notebook]"') from None
 
 from stepscope.api.history import History, history
-from stepscope.api.reports import Report, compare, goodput, hang, health, memory, nccl, runs, status, trace_info
+from stepscope.api.reports import (
+    Report,
+    compare,
+    compare_memory,
+    doctor,
+    goodput,
+    hang,
+    health,
+    memory,
+    nccl,
+    preflight,
+    runs,
+    status,
+    top,
+    trace_info,
+)
 from stepscope.api.run import Run, load
 
 __all__ = [
@@ -22,6 +37,8 @@ __all__ = [
     "Report",
     "Run",
     "compare",
+    "compare_memory",
+    "doctor",
     "goodput",
     "hang",
     "health",
@@ -29,7 +46,9 @@ __all__ = [
     "load",
     "memory",
     "nccl",
+    "preflight",
     "runs",
     "status",
+    "top",
     "trace_info",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -38,16 +39,17 @@ def export_tables(run: Run, folder: Path, kind: Literal["csv", "parquet"]) -> tu
     """Write the frames of a run into a folder, which is made.
 
     Returns:
-        The files, and a notice of each frame that the run does not have.
+        The files, and notices: those of the analysis, and one of each frame that the run does not have.
 
     Raises:
         DataError: the run cannot be analysed, or a file cannot be written.
     """
-    run.analysis  # noqa: B018  what cannot be analysed has no frame at all
-    files, notices = [], []
+    files, notices = [], list(run.warnings)  # what cannot be analysed has no frame at all
     for name, make in TABLES.items():
         try:
-            frame = make(run)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # of traces that the analysis has named
+                frame = make(run)
         except (DataError, UsageError) as error:
             notices.append(Notice("not_exported", f"{name}: {error}"))
             continue

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import plotly.graph_objects as go
 
 from stepscope.core.documents.run_directory import RankTimeline
 from stepscope.core.errors import DataError
-from stepscope.core.text.numbers import unknown_name
+from stepscope.core.text.numbers import short_kernel_name, unknown_name
 from stepscope.core.text.wording import category_words, is_on_cpu
 from stepscope.core.vocabulary import CATEGORY_ORDER, TimeCategory
 from stepscope.workflow.panels.palette import DARK, LIGHT, PAGE_DARK, PAGE_LIGHT, pattern
@@ -48,23 +48,24 @@ def figure(run: Run, name: str, theme: str = "light") -> go.Figure:
         DataError: the run does not have what it shows.
     """
     if name not in FIGURES:
-        raise unknown_name("figure", name, FIGURES)
+        raise unknown_name("figure", str(name), FIGURES)
     if theme not in THEMES:
-        raise unknown_name("theme", theme, THEMES)
+        raise unknown_name("theme", str(theme), THEMES)
     return _laid_out(FIGURES[name](run, theme), theme)
 
 
 def _laid_out(drawn: go.Figure, theme: str) -> go.Figure:
     _, page, text, grid = THEMES[theme]
     axis = {"gridcolor": grid, "zerolinecolor": grid, "linecolor": grid}
+    rows_of_legend = -(-len(drawn.data) // _LEGEND_COLUMNS)
     return (
         drawn.update_layout(
             template="none",
             paper_bgcolor=page,
             plot_bgcolor=page,
             font={"color": text, "family": "system-ui, sans-serif", "size": 13},
-            margin={"l": 70, "r": 70, "t": 50, "b": 50},
-            legend={"orientation": "h", "y": -0.2},
+            margin={"l": 70, "r": 70, "t": 50, "b": 80 + _LEGEND_ROW_PIXELS * rows_of_legend},
+            legend={"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "traceorder": "normal"},
             title={"x": 0.01, "xanchor": "left"},
             hoverlabel={"bgcolor": page, "font": {"color": text}},
         )
@@ -73,22 +74,27 @@ def _laid_out(drawn: go.Figure, theme: str) -> go.Figure:
     )
 
 
+_LEGEND_COLUMNS, _LEGEND_ROW_PIXELS = 3, 20
+
+
 def _breakdown(run: Run, theme: str) -> go.Figure:
     ranks = run.breakdown(by="rank")
     if ranks.empty:
         raise DataError("has no profiled step to break down", where=", ".join(run.paths))
     shown = [category for category in CATEGORY_ORDER if (ranks[category.value] > 0).any()]
-    labels = ranks.index.astype("str") if len(ranks) <= _MAX_NAMED_RANKS else ranks.index
+    is_named = len(ranks) <= _MAX_NAMED_RANKS
+    if not is_named:  # bars are narrower than a pixel and hide their neighbours, which are alike in this order
+        ranks = ranks.sort_values([TimeCategory.WAIT.value, TimeCategory.COMPUTE_BOUND.value], kind="stable")
+    on_cpu = is_on_cpu(run.analysis.job)
     return go.Figure(
-        [
-            _bar(labels, ranks[category.value], category, theme, on_cpu=is_on_cpu(run.analysis.job))
-            for category in shown
-        ],
+        [_bar(ranks, category, theme, is_named=is_named, on_cpu=on_cpu) for category in shown],
         {
             "barmode": "stack",
-            "bargap": 0.2 if len(ranks) <= _MAX_NAMED_RANKS else 0.0,
+            "bargap": 0.2 if is_named else 0.0,
             "title": {"text": "Where did the time of each rank go?"},
-            "xaxis": {"title": {"text": "rank"}, "type": "category" if len(ranks) <= _MAX_NAMED_RANKS else "linear"},
+            "xaxis": {"title": {"text": "rank"}, "type": "category"}
+            if is_named
+            else {"title": {"text": f"{len(ranks):,} ranks, those that wait least first"}, "showticklabels": False},
             "yaxis": {"title": {"text": "share of the profiled steps"}, "tickformat": ".0%", "range": [0, 1]},
         },
     )
@@ -97,19 +103,19 @@ def _breakdown(run: Run, theme: str) -> go.Figure:
 _MAX_NAMED_RANKS = 64
 
 
-def _bar(ranks: pd.Index[Any], shares: pd.Series[float], category: TimeCategory, theme: str, *, on_cpu: bool) -> go.Bar:
+def _bar(ranks: pd.DataFrame, category: TimeCategory, theme: str, *, is_named: bool, on_cpu: bool) -> go.Bar:
     words = category_words(category, on_cpu=on_cpu)
-    shape = _PATTERNS[pattern(category)] if len(ranks) <= _MAX_NAMED_RANKS else ""
     return go.Bar(
-        x=ranks,
-        y=shares,
+        x=ranks.index.astype("str") if is_named else np.arange(len(ranks)),
+        y=ranks[category.value],
         name=words,
         marker={
             "color": THEMES[theme][0][category],
             "line": {"width": 0},
-            "pattern": {"shape": shape, "solidity": 0.2},
+            "pattern": {"shape": _PATTERNS[pattern(category)] if is_named else "", "solidity": 0.2},
         },
-        hovertemplate=f"rank %{{x}}: %{{y:.1%}} {words}<extra></extra>",
+        customdata=ranks.index,
+        hovertemplate=f"rank %{{customdata}}: %{{y:.1%}} {words}<extra></extra>",
     )
 
 
@@ -278,6 +284,7 @@ def _ranks(run: Run, theme: str) -> go.Figure:
             "yaxis2": {
                 "title": {"text": "share of the profiled steps"},
                 "overlaying": "y",
+                "tickmode": "auto",  # not at the lines of the first axis, which are no round shares
                 "side": "right",
                 "tickformat": ".0%",
                 "rangemode": "tozero",
@@ -306,7 +313,7 @@ def _roofline(run: Run, theme: str) -> go.Figure:
         )
         for limit, group in kernels.groupby("limit", sort=False)
     ]
-    names = [name if len(name) <= _MAX_NAME else f"{name[: _MAX_NAME - 1]}…" for name in kernels["name"]]
+    names = [short_kernel_name(name, max_length=_MAX_NAME) for name in kernels["name"]]
     return go.Figure(
         bars,
         {
@@ -319,7 +326,7 @@ def _roofline(run: Run, theme: str) -> go.Figure:
                 "tickvals": kernels.index,
                 "ticktext": names,
             },
-            "height": 160 + 24 * len(kernels),
+            "height": 180 + 24 * len(kernels),
         },
     )
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from os import PathLike
+from numbers import Real
+from os import PathLike, fspath
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
+import numpy as np
 import pandas as pd
 
+from stepscope.api.inputs import Path as PathName
+from stepscope.api.inputs import path_names
 from stepscope.api.reports import Report
 from stepscope.core.documents.cost import CostReport
+from stepscope.core.documents.history import JobsReport
 from stepscope.core.errors import UsageError
 from stepscope.core.text.numbers import unknown_name
 from stepscope.store.history.questions import (
@@ -25,6 +31,7 @@ from stepscope.store.history.questions import (
     Where,
 )
 from stepscope.workflow.cost import read_cost, read_rates
+from stepscope.workflow.history.jobs import jobs_of_history
 from stepscope.workflow.history.opening import open_history
 
 Time = str | int | float | datetime | pd.Timestamp
@@ -91,12 +98,12 @@ class History:
             where: values that labels must have: {"job_id": "42", "rack": ["r1", "r2"]}.
             statistic: mean, min, max, sum or count over the series of a group.
         """
-        start_ns, end_ns = _time_ns(start), _time_ns(end)
-        step_ns = max((end_ns - start_ns) // _MAX_STEPS, 10**9) if step is None else _duration_ns(step)
-        if step_ns <= 0 or end_ns < start_ns:
-            raise UsageError("the time is empty", what_next="give start before end, and a step")
+        start_ns, end_ns = _span_ns(start, end)
+        step_ns = _step_ns(end_ns - start_ns) if step is None else _duration_ns(step)
+        if step_ns <= 0:
+            raise UsageError("the step is empty", what_next='give "1m", "2h", or seconds')
         question = self._question(metric, by, where, statistic)
-        answer = self._backend.range(question, TimeRange(start_ns, end_ns, step_ns))
+        answer = self._backend.range(question, TimeRange.covering(start_ns, end_ns, step_ns))
         times = pd.DatetimeIndex(pd.to_datetime(answer.times_ns, unit="ns", utc=True), name="time")
         return pd.DataFrame(answer.values.T, times, _columns(answer.groups, question.by))
 
@@ -122,7 +129,7 @@ class History:
 
     def events(self, *, start: Time = "-1d", end: Time = "now", where: Where | None = None) -> pd.DataFrame:
         """Health events, gaps and verdicts that overlap a time, the oldest first; `end` is NaT where one lasts."""
-        found = self._backend.events(_time_ns(start), _time_ns(end), where=where)
+        found = self._backend.events(*_span_ns(start, end), where=where)
         return pd.DataFrame(
             {
                 "kind": pd.Series([event.kind.value for event in found], dtype="str"),
@@ -141,16 +148,29 @@ class History:
         start: Time = "-30d",
         end: Time = "now",
         rates: str | PathLike[str] | None = None,
-        runs: Sequence[str] = (),
+        runs: PathName | Sequence[PathName] = (),
     ) -> Report[CostReport]:
         """GPU-hours, energy and money by job, user, team or node, as `stepscope cost`.
 
         Args:
+            by: job, user, team or node.
             rates: a rate card (TOML).
             runs: run directories, or folders of them, for the jobs' waste.
         """
         card = None if rates is None else read_rates(Path(rates))
-        return Report(read_cost(self._backend, _time_ns(start), _time_ns(end), by=by, rates=card, runs=runs), "rows")
+        names = path_names(runs) if runs else []
+        return Report(read_cost(self._backend, *_span_ns(start, end), by=by, rates=card, runs=names), "rows")
+
+    def jobs(
+        self, *, start: Time = "-1d", end: Time = "now", runs: str | PathLike[str] | None = None
+    ) -> Report[JobsReport]:
+        """Jobs that had GPUs, live ones first, and their runs, as `stepscope history jobs`.
+
+        Args:
+            runs: a folder of run directories to join with the jobs.
+        """
+        folder = None if runs is None else fspath(runs)
+        return Report(jobs_of_history(self._backend, *_span_ns(start, end), runs=folder), "jobs")
 
     def _question(self, metric: str, by: str | Sequence[str], where: Where | None, statistic: str) -> Question:
         known = {one.name for one in self._backend.metrics()}
@@ -166,6 +186,13 @@ class History:
         )
 
 
+def _step_ns(span_ns: int) -> int:
+    """Step of whole seconds, or minutes where it is longer, for about a thousand of them."""
+    wanted_ns = max(span_ns // _MAX_STEPS, 1)
+    unit_ns = 10**9 if wanted_ns < 60 * 10**9 else 60 * 10**9
+    return wanted_ns + -wanted_ns % unit_ns
+
+
 def _member(kind: Any, word: str, what: str) -> Any:
     if word not in list(kind):
         raise unknown_name(what, word, [member.value for member in kind])
@@ -173,41 +200,64 @@ def _member(kind: Any, word: str, what: str) -> Any:
 
 
 def _columns(groups: Sequence[Labels], by: Sequence[GroupBy]) -> pd.Index:
-    """Labels of the groups, a level each; those that no group has are left out."""
+    """Labels of the groups, a level each, "" where unknown; those that no group has are left out, unless it is all."""
     named: list[Mapping[str, str]] = [dict(group) for group in groups]
     wanted = dict.fromkeys(label for one in by for label in GROUP_LABELS[one])
-    levels = [label for label in wanted if any(label in group for group in named)]
+    levels = [label for label in wanted if any(label in group for group in named)] or list(wanted)
     if not levels:
         return pd.Index(["all"] * len(groups), dtype="str")
     columns = [[group.get(level, "") for group in named] for level in levels]
     return pd.MultiIndex.from_arrays(columns, names=levels) if len(levels) > 1 else pd.Index(columns[0], name=levels[0])
 
 
+def _span_ns(start: Time, end: Time) -> tuple[int, int]:
+    start_ns, end_ns = _time_ns(start), _time_ns(end)
+    if end_ns <= start_ns:
+        raise UsageError("the time is empty", what_next="give start before end")
+    return start_ns, end_ns
+
+
 def _time_ns(time: Time) -> int:
-    """Time in ns since the epoch, in whole milliseconds as those of the history."""
-    return _exact_ns(time) // 10**6 * 10**6
-
-
-def _exact_ns(time: Time) -> int:
     try:
-        if isinstance(time, (int, float)):
-            return int(time * 1e9)
         if isinstance(time, str) and (time == "now" or time.startswith("-")):
             before = 0 if time == "now" else _duration_ns(time[1:])
             return int(pd.Timestamp.now(tz="UTC").value) - before
+        if _is_number(time):
+            return int(float(time) * 1e9)
         stamp = pd.Timestamp(time)
+        if isinstance(time, bool) or pd.isna(stamp):
+            raise ValueError("no date")
         stamp = stamp.tz_localize("UTC") if stamp.tzinfo is None else stamp
         return int(stamp.as_unit("ns").value)
-    except (ValueError, TypeError, OverflowError) as error:
+    except (UsageError, ValueError, TypeError, OverflowError) as error:
         what_next = 'give a date, "-2h", "now", or seconds since the epoch'
         raise UsageError(f"{time!r} is not a time ({error})", what_next=what_next) from None
 
 
 def _duration_ns(duration: Duration) -> int:
     try:
-        if isinstance(duration, (int, float)):
-            return int(duration * 1e9)
-        return int(pd.Timedelta(duration).as_unit("ns").value)
+        if _is_number(duration):
+            length = int(float(duration) * 1e9)
+        elif isinstance(duration, bool) or (isinstance(duration, str) and not _HAS_UNIT.search(duration)):
+            raise ValueError("it has no unit")
+        else:
+            parsed = pd.Timedelta(_DAYS.sub("D", duration) if isinstance(duration, str) else duration)
+            if pd.isna(parsed):
+                raise ValueError("no duration")
+            length = int(parsed.as_unit("ns").value)
+        if length < 0:
+            raise ValueError("it is negative")
+        return length
     except (ValueError, TypeError, OverflowError) as error:
         what_next = 'give "1m", "2h", "7d", or seconds'
         raise UsageError(f"{duration!r} is not a duration ({error})", what_next=what_next) from None
+
+
+_DAYS = re.compile(r"(?<=\d) ?d(?![A-Za-z])")
+"""pandas 3 warns of "7d", which Prometheus and the commands take."""
+_HAS_UNIT = re.compile(r"[A-Za-z:]")
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    """Whether it is a count of seconds, also one of numpy's, whose durations are integers by type."""
+    return isinstance(value, Real) and not isinstance(value, (bool, np.timedelta64))

@@ -13,13 +13,15 @@ correlation             number that it shares with the call that launched it; NA
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from stepscope.core.errors import DataError, none_usable
+from stepscope.core.vocabulary import Notice
 from stepscope.trace.columns import DEVICE_CATEGORIES, NONE, TraceColumns
 from stepscope.trace.file_names import ranks_by_name, read_file_name
 from stepscope.workflow.inputs.trace_files import find_trace_files, open_ranks
@@ -27,25 +29,40 @@ from stepscope.workflow.inputs.trace_files import find_trace_files, open_ranks
 _WORDS = [category.name.lower() for category in DEVICE_CATEGORIES]
 
 
-def launches(paths: Sequence[str], capture: int | None) -> pd.DataFrame:
+def launches(paths: Sequence[str], capture: int | None) -> tuple[pd.DataFrame, list[Notice]]:
     """Kernels, copies and memsets of the traces in order of their ranks and start; arguments as for `load`.
 
+    Returns:
+        The frame, and a notice of each file that cannot be used.
+
     Raises:
-        DataError: a file cannot be used.
+        DataError: no file can be used.
     """
-    files = find_trace_files(paths, capture=capture).paths
-    names = ranks_by_name([read_file_name(path) for path in files])
-    return frame_of_traces(
-        (trace, trace.header.rank if trace.header.rank is not None else rank or 0)
-        for path, rank in zip(files, names, strict=True)
-        for trace in open_ranks(path)
-    )
+    files = find_trace_files(paths, capture=capture)
+    names = ranks_by_name([read_file_name(path) for path in files.paths])
+    errors: list[DataError] = []
+
+    def traces() -> Iterator[tuple[TraceColumns, int]]:
+        for path, rank in zip(files.paths, names, strict=True):
+            try:
+                opened = open_ranks(path)
+            except DataError as error:
+                errors.append(error)
+                continue
+            for trace in opened:
+                yield trace, trace.header.rank if trace.header.rank is not None else rank or 0
+
+    frame = frame_of_traces(traces())
+    if len(errors) == len(files.paths):
+        raise none_usable(errors, "files", what_next="give the traces that torch.profiler exports")
+    return frame, [*files.notices, *(Notice("unusable_file", str(error)) for error in errors)]
 
 
 def frame_of_traces(traces: Iterable[tuple[TraceColumns, int]]) -> pd.DataFrame:
-    """The frame of traces with their ranks; at least one."""
-    parts = [_part(trace, rank) for trace, rank in sorted(traces, key=lambda one: one[1])]
-    return pd.DataFrame({name: _joined([part[name] for part in parts]) for name in parts[0]})
+    """The frame of traces with their ranks; of each trace only the columns of the frame are held."""
+    parts = sorted(((rank, _part(trace, rank)) for trace, rank in traces), key=lambda one: one[0])
+    names = parts[0][1] if parts else ()
+    return pd.DataFrame({name: _joined([part[name] for _, part in parts]) for name in names})
 
 
 def _joined(parts: Sequence[Any]) -> Any:

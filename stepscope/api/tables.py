@@ -1,7 +1,7 @@
 """Frames from documents: a row an object of a list, a column a field, with the names and values of `--json`.
 
-A field that is an object becomes columns `field.name`, an interval `field.low` and `field.high`. Of
-numbers unknown is NaN (`Int64`'s NA of whole ones), of texts None.
+A field that is an object, or has a number or text by key, becomes columns `field.name`, an interval `field.low` and
+`field.high`. Of numbers unknown is NaN (`Int64`'s NA of whole ones), of texts None.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ def _columns(name: str, of: Any, values: list[Any]) -> dict[str, Any]:
             f"{name}.{end}": series([None if value is None else value[place] for value in values], dtype="float64")
             for place, end in enumerate(ends)
         }
-    if typing.get_origin(of) is dict and arguments[1] in (float, int):
+    if typing.get_origin(of) is dict and arguments[1] in (float, int, str):
         keys = list(dict.fromkeys(key for value in values for key in value or ()))
+        dtype = "str" if arguments[1] is str else "float64"
         return {
-            f"{name}.{plain(key)}": series([(value or {}).get(key) for value in values], dtype="float64")
-            for key in keys
+            f"{name}.{plain(key)}": series([(value or {}).get(key) for value in values], dtype=dtype) for key in keys
         }
     return {name: series([plain(value) for value in values], dtype="object")}
 
@@ -88,4 +88,6 @@ def plain(value: Any) -> Any:
         return value.value
     if is_dataclass(value):
         return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
-    return [plain(one) for one in value] if isinstance(value, list) else value
+    if isinstance(value, dict):
+        return {plain(key): plain(one) for key, one in value.items()}
+    return [plain(one) for one in value] if isinstance(value, (list, tuple)) else value

@@ -82,7 +82,9 @@ def history_run_command(
     share_one_heap()  # pages come and go in several threads
     with ExitStack() as stack:
         stack.enter_context(LogQueue())
-        stack.enter_context(ends_in_time())
+        stack.enter_context(
+            ends_in_time(line="stepscope history: something still hangs; ends without the last samples")
+        )
         hangup = "goes on after SIGHUP; targets are read again every minute"
         stop = stack.enter_context(set_by_sigterm(lambda: _log.info(hangup)))
         logging.basicConfig(level=logging.WARNING, format="stepscope history: %(message)s")
@@ -185,10 +187,11 @@ def history_query_command(
     METRIC is a whole name: stepscope_gpu_power_watts. Of a counter, values are its rate a second. Unknown is a dash.
     """
     from stepscope.store.history.questions import Question, Statistic
-    from stepscope.workflow.history.query import HistoryRequest, ask_history
+    from stepscope.workflow.history.query import HistoryRequest, ask_history, depends_on_jobs
 
     question = Question(metric, _groups(groups), Statistic(statistic), _where(labels))
-    time = _time_range(start_ns, end_ns, step, is_now=is_now)
+    of_jobs = top is not None or depends_on_jobs(question.by)
+    time = _time_range(start_ns, end_ns, step, is_now=is_now, of_jobs=of_jobs)
     print_report(
         ask_history(open_history(), HistoryRequest(question, time, top, with_events)), print_history, as_json=as_json
     )
@@ -237,9 +240,12 @@ def _groups(text: str) -> Any:
     return tuple(dict.fromkeys(map(GroupBy, names)))
 
 
-def _time_range(start_ns: int, end_ns: int, step: float | None, *, is_now: bool) -> TimeRange:
+_MINUTE_NS = 60 * 10**9
+
+
+def _time_range(start_ns: int, end_ns: int, step: float | None, *, is_now: bool, of_jobs: bool) -> TimeRange:
     """The range in whole steps. One until now ends with the step that is not over yet, and steps are at its multiples,
-    so that the values of the others stay."""
+    so that the values of the others stay. Of jobs it ends within a minute: nobody knows who has a GPU later."""
     from stepscope.store.history.questions import TimeRange
     from stepscope.workflow.history.query import step_of
 
@@ -247,6 +253,6 @@ def _time_range(start_ns: int, end_ns: int, step: float | None, *, is_now: bool)
         raise click.UsageError("--step must be more than 0 s")
     step_ns = step_of(end_ns - start_ns) if step is None else int(step * 1e9)
     if is_now:
-        end_ns += -end_ns % step_ns
-        start_ns -= start_ns % step_ns
+        end_ns += -end_ns % (_MINUTE_NS if of_jobs and step_ns % _MINUTE_NS == 0 else step_ns)
+        start_ns -= (start_ns - end_ns) % step_ns
     return TimeRange(start_ns, end_ns, step_ns)

@@ -16,11 +16,10 @@ import click
 from stepscope.cli.options import POSITIVE, agent_client_options
 from stepscope.cli.terminal.answers import print_warnings
 from stepscope.cli.terminal.console import report_console
-from stepscope.core.documents.node import NodeState, NodeView, StatusFinding, StatusReport, node_document
+from stepscope.core.documents.node import NodeState, NodeView, StatusFinding, StatusReport
 from stepscope.core.errors import DataError, UnreachableError, printable
 from stepscope.core.protocol import captures
 from stepscope.core.text.numbers import counted, size
-from stepscope.core.vocabulary import Notice
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -293,7 +292,6 @@ def _finding_line(finding: StatusFinding) -> str:
     return printable(f"{line}; {further}" if further else line)
 
 
-_SCHEMA = "stepscope.top/1"
 _REDRAW_SECONDS = 0.5
 
 
@@ -323,7 +321,10 @@ def top_command(
     An unknown value is a dash. An agent that does not answer has a line with the reason; its last values are dim. With
     --by, and of more than 100 GPUs (then by node), groups with a problem or an outlier have a line, the others one.
     """
+    import msgspec
+
     from stepscope.workflow.nodes.answers import NodeWatch, answers_of, check_answers, select_devices, unknown_job
+    from stepscope.workflow.nodes.top import top_document, top_of
 
     rack = _rack(rack_from)
 
@@ -335,13 +336,12 @@ def top_command(
             _show_live(watch, interval, lambda: table(select_devices(watch.answers(), job=job, sick=sick)))
         return
     answers = answers_of(clients, seconds=timeout_seconds, view=None if as_json else NodeView.TABLE)
-    selected = select_devices(answers, job=job, sick=sick)
-    notices = unknown_job(answers, job)
+    report = top_of(answers, job=job, sick=sick)
     if as_json:
-        _print_document(selected, notices)
+        click.echo(msgspec.json.encode(top_document(report)))  # of 1,250 machines 50 MB
     else:
-        report_console().print(table(selected))
-        for notice in notices:
+        report_console().print(table(report.nodes))
+        for notice in unknown_job(answers, job):
             click.echo(f"stepscope: {notice.message}", err=True)
     check_answers(answers)
 
@@ -363,20 +363,6 @@ def _table(
 
     group_by = GroupBy(by) if by else GroupBy.NODE
     return group_table(groups_of(answers, group_by, rack), answers, group_by, all_groups=all_groups)
-
-
-def _print_document(answers: Sequence[NodeAnswer], notices: Sequence[Notice]) -> None:
-    import msgspec
-
-    from stepscope.workflow.nodes.answers import silent_agents
-
-    nodes = [
-        {"agent": one.agent, "error": one.error, "node": node_document(one.node) if one.node else None}
-        for one in answers
-    ]
-    warnings = [asdict(warning) for warning in (*silent_agents(answers), *notices)]
-    document = {"schema": _SCHEMA, "nodes": nodes, "warnings": warnings}
-    click.echo(msgspec.json.encode(document))  # of 1,250 machines 50 MB
 
 
 def _show_live(watch: NodeWatch, interval: float, table: Callable[[], RenderableType]) -> None:

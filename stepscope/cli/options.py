@@ -57,11 +57,11 @@ _PATHS = ("path", "paths")
 def _fetched(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(map(_fetched, value))
-    if not isinstance(value, str) or "://" not in value:
+    if not isinstance(value, str):
         return value
-    from stepscope.workflow.inputs.remote_runs import local_records
+    from stepscope.workflow.inputs.remote_runs import local_run
 
-    return local_records(value)
+    return local_run(value)
 
 
 def _replaced(value: Any, old: str, new: str) -> Any:

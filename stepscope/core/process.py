@@ -96,6 +96,11 @@ def trim_memory() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(_COLLECTED_AFTER, *gc.get_threshold()[1:])
+    return_free_memory()
+
+
+def return_free_memory() -> None:
+    """Return this process's free memory to the kernel."""
     if sys.platform == "linux":
         import ctypes
 

@@ -342,7 +342,16 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One number that supports a statement. `span` is (start ns, end ns) on the job's clock."""
+    """One number that supports a statement.
+
+    Attributes:
+        metric: what the number is.
+        value: in `unit`.
+        unit: of `value` and `threshold`.
+        threshold: from which the statement is made; None without one.
+        ranks: that it is of; empty: all.
+        span: (start ns, end ns) on the job's clock; None: all of the profiled time.
+    """
 
     metric: str
     value: float

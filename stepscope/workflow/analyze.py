@@ -290,12 +290,18 @@ def _run_facts(job: JobInput, records: _StepRecords, other_captures: Sequence[Ca
     return RunFacts(records.ranks, attempts, num_cpus, other_captures, records.light, hosts, counters)
 
 
+_MOST_READ_HERE = 4
+"""Traces of a capture in a store, where their sizes are not known: processes for each capture would take seconds."""
+
+
 def _other_captures(job: JobInput, fan_out: FanOut) -> list[CapturedSteps]:
     """The run's captures besides the analysed one; one that cannot be read is no evidence."""
     captures = []
     for paths in job.files.other_captures:
+        is_small = job.files.url is not None and len(paths) <= _MOST_READ_HERE and fan_out == HERE
+        engine = FanOut(num_workers=1) if is_small else fan_out
         with suppress(DataError):
-            tasks, mapping = task_paths(paths, fan_out), map_of_engine(paths, fan_out)
+            tasks, mapping = task_paths(paths, engine), map_of_engine(paths, engine)
             views = view_files(tasks, whole_file=False, map_files=mapping).views
             captures.append(capture_of(list(views.values()), job.context.mesh))
     return captures

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from stepscope.analyzer.cost.allocation import CardTime, DeviceTime, Flags, allocate
-from stepscope.analyzer.cost.report import CostedJob, RateCard, cost_rows, figures
+from stepscope.analyzer.cost.report import BY, CostedJob, RateCard, cost_rows, figures
 from stepscope.core.documents.cost import CostReport
 from stepscope.core.documents.jobs import UseState
 from stepscope.core.errors import DataError, UsageError, from_os_error
 from stepscope.core.metrics.agent import JOB
 from stepscope.core.metrics.readings import GPU
-from stepscope.core.text.numbers import counted, listed
+from stepscope.core.text.numbers import counted, listed, unknown_name
 from stepscope.core.vocabulary import GoodputClass, Notice
 from stepscope.store.files import read_text
 from stepscope.store.history.questions import (
@@ -76,18 +76,21 @@ def read_cost(
     rates: RateCard | None = None,
     runs: Sequence[str] = (),
 ) -> CostReport:
-    """Cost of all cards in the history over a span of time.
+    """Cost of all cards in the history over a span of time, in whole minutes.
 
     Args:
         by: job, user, team or node.
         runs: run directories or folders of them, whose goodput gives the jobs' waste.
 
     Raises:
-        UsageError: the span is empty, or the history does not say who used GPUs.
+        UsageError: the span is empty, there is no such group, or the history does not say who used GPUs.
         UnreachableError, DataError: as the history's methods; a run cannot be read.
     """
+    if by not in BY:
+        raise unknown_name("group", str(by), BY)
     if end_ns - start_ns < _LEAST_STEP_NS:
         raise UsageError("the time is shorter than a minute", what_next="give --start and --end, or --last")
+    start_ns, end_ns = (time_ns // _LEAST_STEP_NS * _LEAST_STEP_NS for time_ns in (start_ns, end_ns))
     step_ns = _LEAST_STEP_NS * max(1, -(-(end_ns - start_ns) // (_LEAST_STEP_NS * _MAX_STEPS)))
     reader = _Reader(history, TimeRange(start_ns, end_ns, step_ns))
     cards = list(reader.cards())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pandas as pd
 import pytest
 
 import stepscope
-from stepscope.api.history import History
+from stepscope.api.history import History, _duration_ns, _time_ns
 from stepscope.core.errors import DataError, UsageError
 from stepscope.store.history.questions import HistoryEvent, HistoryEventKind, Labels
 from stepscope.store.history.samples import SampleBlock
@@ -50,8 +51,13 @@ def test_range_has_a_row_a_step_and_a_column_a_group(history: History) -> None:
     assert by_node.iloc[0].to_dict() == {f"n{node}:9455": 100.0 * node + 5.0 for node in range(4)}
 
 
-def test_times_relative_to_now_are_accepted(history: History) -> None:
-    assert history.range("gpu_power_watts", start="-5min", step="1min").shape == (5, 0)
+@pytest.mark.parametrize(("hours", "step"), [(1, "4s"), (24, "2min"), (720, "44min")])
+def test_a_range_without_a_step_has_some_thousand_in_whole_units(history: History, hours: int, step: str) -> None:
+    end = _START + pd.Timedelta(hours=1, microseconds=7)
+    frame = history.range("gpu_power_watts", by="node", start=end - pd.Timedelta(hours=hours), end=end)
+    assert set(np.diff(frame.index)) == {pd.Timedelta(step)}
+    assert 720 <= len(frame) <= 1000
+    assert set(frame["n1:9455"].dropna()) == {105.0}
 
 
 def test_groups_statistics_and_labels(history: History) -> None:
@@ -86,7 +92,16 @@ def test_events_and_metrics(history: History) -> None:
         ({"start": "yesterday-ish"}, "is not a time"),
         ({"step": "soon"}, "is not a duration"),
         ({"start": "now", "end": "-1h"}, "the time is empty"),
-        ({"step": 0}, "the time is empty"),
+        ({"step": 0}, "the step is empty"),
+        ({"start": None}, "is not a time"),
+        ({"start": ""}, "is not a time"),
+        ({"start": True}, "is not a time"),
+        ({"start": "-"}, "is not a time"),
+        ({"start": "-2"}, "has no unit"),
+        ({"start": "--2h"}, "is negative"),
+        ({"step": "90"}, "has no unit"),
+        ({"step": pd.NaT}, "is not a duration"),
+        ({"step": "-5m"}, "is negative"),
     ],
 )
 def test_questions_that_make_no_sense_are_one_line(history: History, arguments: dict[str, Any], message: str) -> None:
@@ -98,3 +113,69 @@ def test_questions_that_make_no_sense_are_one_line(history: History, arguments: 
 def test_a_folder_without_a_history_says_so(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is not a metric history"):
         stepscope.history(str(tmp_path))
+
+
+_SECONDS = 1_793_000_000
+
+
+@pytest.mark.parametrize(
+    "time",
+    [
+        _SECONDS,
+        float(_SECONDS),
+        np.int64(_SECONDS),
+        np.float64(_SECONDS),
+        np.datetime64(_SECONDS, "s"),
+        pd.Timestamp(_SECONDS, unit="s", tz="Europe/Berlin"),
+        datetime.fromtimestamp(_SECONDS, UTC),
+        "2026-10-26T07:33:20Z",
+        "2026-10-26 07:33:20",
+        "2026-10-26T08:33:20+01:00",
+    ],
+    ids=repr,
+)
+def test_one_time_in_all_its_forms(time: Any) -> None:
+    assert _time_ns(time) == _SECONDS * 10**9
+
+
+def test_the_hour_that_a_clock_has_twice_is_two_hours() -> None:
+    first, second = ("2026-10-25T02:30+02:00", "2026-10-25T02:30+01:00")
+    assert _time_ns(second) - _time_ns(first) == 3600 * 10**9
+    assert _time_ns("2026-10-25T02:30") == _time_ns("2026-10-25T02:30Z")
+
+
+@pytest.mark.parametrize(
+    "duration", [90, 90.0, np.int64(90), "90s", "1m30s", timedelta(seconds=90), np.timedelta64(90, "s")]
+)
+def test_one_duration_in_all_its_forms(duration: Any) -> None:
+    assert _duration_ns(duration) == 90 * 10**9
+
+
+def test_cost_by_something_else_names_the_groups(history: History) -> None:
+    with pytest.raises(UsageError, match="job, user, team, node"):
+        history.cost(by="rack", start=_START, end="2026-11-01T01:00Z")
+
+
+@pytest.mark.parametrize(("step", "rows"), [(None, 420), ("1m", 7), (0.5, 840), (1 / 3, 1257)])
+def test_times_until_now_can_be_asked_for(history: History, step: Any, rows: int) -> None:
+    frame = history.range("gpu_power_watts", start="-7m", step=step)
+    assert rows <= len(frame) <= rows + 2
+    start, end = (_START.timestamp() + seconds for seconds in (0.0004, 3599.9991))
+    assert history.range("gpu_power_watts", start=start, end=end, step="1m", by="node").shape == (60, 4)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("duration", "hours"), [("7d", 168), ("1d2h", 26), ("2 d", 48), ("1 day", 24), ("1D", 24)])
+def test_days_are_taken_without_a_warning(duration: str, hours: int) -> None:
+    assert _duration_ns(duration) == hours * 3600 * 10**9
+
+
+def test_groups_that_no_series_has_are_unknown_not_all(history: History) -> None:
+    frame = history.range("gpu_power_watts", by="mig_profile", start=_START, end="2026-11-01T01:00Z", step="1h")
+    assert (frame.columns.name, list(frame.columns)) == ("mig_profile", [""])
+
+
+@pytest.mark.parametrize("call", ["events", "jobs", "cost"])
+def test_a_time_that_ends_before_it_begins_is_one_line(history: History, call: str) -> None:
+    with pytest.raises(UsageError, match="the time is empty"):
+        getattr(history, call)(start="now", end="-1h")

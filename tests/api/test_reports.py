@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,11 @@ import pytest
 from click.testing import CliRunner
 
 import stepscope
+from stepscope import api
 from stepscope.cli import root
-from stepscope.core.errors import DataError, UsageError
+from stepscope.core.errors import DataError, UnreachableError, UsageError
+from tests.collectors.fake_allocator import Allocator
+from tests.workflow.nodes.made_nodes import device, node, served
 
 _TESTS = Path(__file__).parents[1]
 _RECORDED = _TESTS / "reference_workloads/suite/recorded"
@@ -59,3 +63,59 @@ def test_a_machine_without_an_agent_is_a_finding() -> None:
     report = stepscope.status("http://127.0.0.1:1")
     assert len(report.document.warnings) == 1
     assert "warnings" in report.tables
+
+
+def test_gpus_of_machines() -> None:
+    with served(node(device(0), device(1, jobs=()))) as url:
+        report, document = stepscope.top(url), _json("top", "--agent", url)
+        assert stepscope.top(url, job="nobody").document.warnings[0].code == "job_unknown"
+    assert _without_ages(report.to_dict()) == _without_ages(document)
+    gpus = report.table()
+    assert gpus["labels.gpu"].tolist() == ["0", "1"]
+    assert gpus["values.power_watts"].tolist() == [
+        gpu["values"]["power_watts"] for gpu in document["nodes"][0]["node"]["devices"]
+    ]
+    assert report.table("nodes")["error"].tolist() == [""]
+    with pytest.raises(UnreachableError):
+        stepscope.top("http://127.0.0.1:1")
+
+
+def _without_ages(document: Any) -> Any:
+    if isinstance(document, list):
+        return [_without_ages(one) for one in document]
+    if isinstance(document, dict):
+        return {key: _without_ages(one) for key, one in document.items() if key not in ("time_ns", "age_seconds")}
+    return document
+
+
+def test_what_stands_in_the_way_here() -> None:
+    report = stepscope.doctor("127.0.0.1:1")
+    assert report.to_dict()["schema"] == "stepscope.doctor/1"
+    assert {"topic", "state", "found", "what_next"} == set(report.table())
+    assert set(report.table()["state"]) <= {"ok", "warn", "fail"}
+
+
+def test_a_preflight_of_unknown_checks_or_devices_names_the_known_ones() -> None:
+    with pytest.raises(UsageError, match="matmul"):
+        stepscope.preflight(checks=["speed"])
+    with pytest.raises(UsageError, match="cuda"):
+        stepscope.preflight(device="tpu")
+
+
+def test_two_memory_snapshots(tmp_path: Path) -> None:
+    paths = [tmp_path / "a.pickle", tmp_path / "b.pickle"]
+    for path, size in zip(paths, (1 << 20, 3 << 20), strict=True):
+        allocator = Allocator()
+        allocator.segment(0, 64 << 20)
+        allocator.alloc(0, size, "forward")
+        path.write_bytes(allocator.pickled())
+    compared, document = stepscope.compare_memory(*paths), _json("memory", "--compare", *map(str, paths))
+    assert compared.to_dict() == document
+    assert compared.table().columns[0] == next(iter(document["holders"][0]))
+
+
+def test_the_types_of_the_package_are_those_of_its_calls() -> None:
+    stub = (Path(stepscope.__file__).parent / "__init__.pyi").read_text()
+    calls = {name for name in api.__all__ if name[0].islower()}
+    assert set(re.findall(r"^from stepscope\.api import (\w+) as \1$", stub, re.MULTILINE)) == calls
+    assert calls <= set(stepscope.__all__)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pandas as pd
 import pytest
 from click.testing import CliRunner
@@ -94,7 +95,28 @@ def test_each_list_is_a_frame(run: Run, document: dict[str, Any], frame: str, pa
     for name in path.split("."):
         rows = rows[name]
     rows = rows if isinstance(rows, list) else [rows]
-    assert getattr(run, frame)()[column].tolist() == [row[column] for row in rows]
+    found = getattr(run, frame)().reset_index()
+    assert found[column].tolist() == [row[column] for row in rows]
+    for place, row in enumerate(rows):
+        for name, value in _flat(row):
+            if name in found:
+                own = found[name].iloc[place]
+                assert own == value if isinstance(own, (list, str)) else pd.isna(own) if value is None else own == value
+            else:
+                assert value is None or (frame, name) == ("root_causes", "evidence"), name
+
+
+def _flat(row: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Names of columns and values of a row of the document."""
+    found: list[tuple[str, Any]] = []
+    for key, value in row.items():
+        if isinstance(value, dict):
+            found += _flat(value, f"{prefix}{key}.")
+        elif "interval" in key and value is not None:
+            found += [(f"{prefix}{key}.low", value[0]), (f"{prefix}{key}.high", value[1])]
+        else:
+            found.append((prefix + key, value))
+    return found
 
 
 def test_a_replay_of_chosen_causes_is_that_of_whatif(run: Run, folder: Path) -> None:
@@ -164,3 +186,57 @@ def test_comparison_frame_has_every_difference(folder: Path) -> None:
         assert found == row["ms"]["change"] or (pd.isna(found) and row["ms"]["change"] is None)
     with pytest.raises(UsageError, match="unknown table"):
         report.table("nothing")
+
+
+def test_a_folder_with_one_run_is_that_run(folder: Path, document: dict[str, Any]) -> None:
+    inside = stepscope.load(folder.parent)
+    assert inside.to_dict() == document
+    assert len(inside.steps()) == len(stepscope.load(folder).steps())
+    assert not inside.kernels(by="launch").empty
+
+
+def test_a_trace_that_cannot_be_used_is_left_out_with_a_warning(tmp_path: Path) -> None:
+    for path in sorted((_RECORDED / "ddp-straggler").rglob("rank*.json.gz")):
+        shutil.copy(path, tmp_path)
+    (tmp_path / "rank1.json.gz").write_bytes(b"no trace")
+    with pytest.warns(UserWarning, match="rank1.json.gz"):
+        frame = stepscope.load(tmp_path).kernels(by="launch")
+    assert set(frame["rank"]) == {0}
+    (tmp_path / "rank0.json.gz").write_bytes(b"no trace")
+    with pytest.raises(DataError, match="none of 2 files"):
+        stepscope.load(tmp_path).kernels(by="launch")
+
+
+def test_phases_need_no_analysis(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepscope.workflow.analyze.analyze", None)
+    monkeypatch.setattr("stepscope.store.runs.has_current_analysis", lambda _: False)
+    assert list(stepscope.load(folder).breakdown(by="phase").index) == ["data"]
+
+
+def test_a_notebook_shows_why_a_run_cannot_be_read(tmp_path: Path) -> None:
+    html = stepscope.load(tmp_path / "<none>")._repr_html_()
+    assert "&lt;none&gt;: does not exist" in html
+
+
+@pytest.mark.parametrize("paths", [[], None, 7, b"run", ["a", None]])
+def test_what_is_no_path_is_one_line(paths: Any) -> None:
+    with pytest.raises(UsageError, match="path"):
+        stepscope.load(paths)
+
+
+@pytest.mark.parametrize("capture", ["all", 1.5, True])
+def test_a_capture_is_a_number(folder: Path, capture: Any) -> None:
+    with pytest.raises(UsageError, match="is not the number of a capture"):
+        stepscope.load(folder, capture=capture)
+
+
+def test_a_run_below_a_url_has_its_records(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    fsspec.filesystem("memory").put(str(folder), "/api-runs/pp", recursive=True)
+    stored, here = stepscope.load("memory://api-runs/pp"), stepscope.load(folder)
+    pd.testing.assert_frame_equal(stored.steps(), here.steps())
+    pd.testing.assert_frame_equal(stored.breakdown(by="rank"), here.breakdown(by="rank"))
+    lost = stepscope.goodput("memory://api-runs/pp")
+    assert lost.table()["rank_seconds"].tolist() == stepscope.goodput(folder).table()["rank_seconds"].tolist()
+    with pytest.raises(DataError, match="is not a run"):
+        stepscope.load("memory://api-runs/none").steps()

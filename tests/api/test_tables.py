@@ -92,7 +92,7 @@ def _text(value: Any) -> Any:
         return value.value
     if isinstance(value, dict):
         return {key: _text(inner) for key, inner in value.items()}
-    return [_text(one) for one in value] if isinstance(value, list) else value
+    return [_text(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 def _plain(value: Any) -> Any:

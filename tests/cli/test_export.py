@@ -47,6 +47,16 @@ def test_tables_without_step_records_name_what_is_missing(tmp_path: Path) -> Non
     assert not (tmp_path / "steps.csv").exists()
 
 
+def test_tables_name_a_trace_that_cannot_be_used_once(tmp_path: Path) -> None:
+    for path in sorted(_RECORDED.rglob("traces/step*/rank*.json.gz")):
+        shutil.copy(path, tmp_path)
+    (tmp_path / "rank1.json.gz").write_bytes(b"no trace")
+    result = CliRunner().invoke(root, ["export", str(tmp_path), "--format", "csv", "-o", str(tmp_path / "out")])
+    assert result.exit_code == 0
+    assert result.stderr.count("rank1.json.gz") == 1
+    assert "UserWarning" not in result.stderr
+
+
 def test_a_trace_for_perfetto(run: Path, tmp_path: Path) -> None:
     output = tmp_path / "one.json.gz"
     arguments = ["export", str(run), "--format", "perfetto", "--ranks", "0-1", "--end", "50", "-o", str(output)]

@@ -30,7 +30,6 @@ from stepscope.agent.web.endpoints import api_routes, capture_routes
 from stepscope.agent.web.routes import Request, Route
 from stepscope.cli import root
 from stepscope.cli.nodes import _capture_document as capture_document
-from stepscope.cli.nodes import _print_document as print_top
 from stepscope.cli.workload.suite import _print_cases as print_cases
 from stepscope.core.documents.analysis import Analysis, CaptureAnalyses
 from stepscope.core.documents.comparison import Comparison
@@ -83,6 +82,7 @@ from stepscope.training.steps.telemetry import StepRecord
 from stepscope.workflow.junit import checks_as_junit, gates_as_junit
 from stepscope.workflow.nodes.answers import NodeAnswer
 from stepscope.workflow.nodes.capture import CapturedJob
+from stepscope.workflow.nodes.top import TopReport, top_document
 from stepscope.workflow.trace_info import TraceInfo
 from stepscope.workflow.views.removed_traces import RemovedTraces
 from stepscope.workflow.views.view_format import ViewHeader
@@ -173,7 +173,7 @@ def _with_schema() -> Iterator[list[Any]]:
     yield [_with_any_label(_answer(_node_routes(one)[0], "/api/v1/node")) for one in samples(Node)]
     yield from _health()
     yield from _captures()
-    (top,) = _printed(lambda: print_top(samples(NodeAnswer), samples(Notice)))
+    top = _through_json(top_document(TopReport(tuple(samples(NodeAnswer)), tuple(samples(Notice)))))
     yield [top | {"nodes": [one | {"node": one["node"] and _with_any_label(one["node"])} for one in top["nodes"]]}]
     yield from _of_training()
     yield from _of_workloads()

@@ -29,8 +29,10 @@ def folder(month: Month, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_gpu_hours_of_a_month_add_up_to_the_cards(month: Month, folder: Path) -> None:
-    report = read_cost(history_at(folder), START_NS, END_NS)
+@pytest.mark.parametrize("later_ns", [0, 123_456_789])
+def test_gpu_hours_of_a_month_add_up_to_the_cards(later_ns: int, month: Month, folder: Path) -> None:
+    report = read_cost(history_at(folder), START_NS + later_ns, END_NS + later_ns)
+    assert (report.start_ns, report.end_ns) == (START_NS, END_NS)
     assert report.step_ns == INTERVAL_S * 10**9
     assert report.num_cards == 16
     assert report.cards.gpu_hours == 16 * DAYS * 24

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any, get_args, get_origin, get_type_hints
 
+import pandas as pd
+
+from stepscope import api
 from stepscope.api import launches
 from stepscope.api.figures import FIGURES
 from stepscope.api.figures import __doc__ as figures_doc
+from stepscope.api.history import History
+from stepscope.api.reports import MADE, Report, row_types
 from stepscope.api.run import Run
+from stepscope.api.tables import column_types
 from stepscope.api.tables import table as frame_of
 from stepscope.core.documents import analysis
 from stepscope.core.documents.run_directory import StepRow
 from stepscope.core.vocabulary import Evidence
+from stepscope.workflow.nodes.top import TopReport
+from stepscope.workflow.trace_info import TraceInfo
 from stepscope_reference.fields import field_texts
 from stepscope_reference.markdown import code, table, text
 
@@ -35,8 +45,63 @@ ROWS: dict[str, type | None] = {
 
 
 def frames() -> str:
-    """Every frame of a run."""
-    return "\n".join(_described(name, kind) for name, kind in ROWS.items()) + _launches()
+    """Every frame of a run, of the reports, and of a metric history."""
+    of_run = "\n".join(_described(name, kind) for name, kind in ROWS.items()) + _launches()
+    of_reports = "\n".join(_of_report(call, document) for call, document in report_calls().items())
+    return f"{of_run}\n{of_reports}\n{_of_history()}"
+
+
+_LATER = {"TopReport": TopReport, "TraceInfo": TraceInfo}
+"""Types that the module of reports imports late."""
+
+
+def report_calls() -> dict[str, type]:
+    """Calls that return a report, and calls of a history that do, with the type of its document."""
+    calls = {name: getattr(api, name) for name in api.__all__ if inspect.isfunction(getattr(api, name))}
+    own = {f"history(...).{name}": method for name, method in inspect.getmembers(History, inspect.isfunction)}
+    return {name: get_args(kind)[0] for name, call in {**calls, **own}.items() if _is_report(kind := _returned(call))}
+
+
+def _returned(call: Callable[..., Any]) -> Any:
+    return get_type_hints(call, localns=_LATER).get("return")
+
+
+def _is_report(kind: Any) -> bool:
+    return get_origin(kind) is Report
+
+
+def _of_report(call: str, document: type) -> str:
+    owner, _, name = call.rpartition(".")
+    function = getattr(History if owner else api, name)
+    parts = [f"## {code(f'stepscope.{call}()')}\n\n{text(_summary(function))}\n"]
+    for frame, made in MADE.get(call, {}).items():
+        parts.append(f"### {code(f'{call}.{frame}')}\n\n{text(_as_one_line(made.__doc__))}\n")
+    for frame, rows in row_types(document).items():
+        if frame not in MADE.get(call, {}) and frame != "warnings":
+            parts.append(f"### {code(f'{call}.{frame}')}\n\n{table(('column', 'type', 'meaning'), columns(rows))}")
+    return "\n".join(parts)
+
+
+def _of_history() -> str:
+    methods = {
+        name: method
+        for name, method in inspect.getmembers(History, inspect.isfunction)
+        if not name.startswith("_") and _returned(method) is pd.DataFrame
+    }
+    return "\n".join(
+        f"## {code(f'stepscope.history(...).{name}()')}\n\n{text(_summary(method))}\n"
+        for name, method in methods.items()
+    )
+
+
+def _summary(function: Callable[..., Any]) -> str:
+    """What a docstring says before its sections."""
+    said = (inspect.getdoc(function) or "").partition("\n\nArgs:")[0].partition("\n\nRaises:")[0]
+    return _as_one_line(said)
+
+
+def _as_one_line(said: str | None) -> str:
+    return " ".join((said or "").split())
 
 
 def figures() -> str:
@@ -52,13 +117,30 @@ def _described(name: str, kind: type | None) -> str:
     if kind is None:
         first, _, rest = said.partition("\n")
         return f"{head}{text(first)}\n\n```text\n{rest.strip()}\n```\n"
-    return f"{head}{text(said)}\n\n{table(('column', 'type', 'meaning'), _columns(kind))}"
+    rows = [row for row in columns(kind) if row[0] not in _WITHOUT.get(name, ())]
+    return f"{head}{text(said)}\n\n{table(('column', 'type', 'meaning'), rows)}"
 
 
-def _columns(kind: type) -> Iterator[tuple[str, str, str]]:
-    texts = field_texts(kind)
+_WITHOUT = {"root_causes": (code("evidence"),)}
+"""Fields that are not in the frame."""
+
+
+def columns(kind: type) -> Iterator[tuple[str, str, str]]:
+    """Columns of the frame of a dataclass: name, type and meaning."""
     for column, dtype in frame_of(kind, []).dtypes.items():
-        yield code(str(column)), str(dtype), text(texts.get(str(column).split(".")[0], ""))
+        yield code(str(column)), str(dtype), text(_meaning(kind, str(column).split(".")))
+    for name, of in column_types(kind).items():
+        if get_origin(of) is dict and get_args(of)[1] in (float, int, str):
+            dtype = "str" if get_args(of)[1] is str else "float64"
+            yield code(f"{name}.*"), dtype, text(f"a column a key: {field_texts(kind)[name]}".removesuffix(": "))
+
+
+def _meaning(kind: type, names: list[str]) -> str:
+    """Meaning of a column: of a field in an object that of both."""
+    first, *rest = names
+    inner = column_types(kind)[first]
+    of_inner = _meaning(inner, rest) if rest and dataclasses.is_dataclass(inner) else ""  # type: ignore[arg-type]
+    return ": ".join(filter(None, (field_texts(kind)[first].removesuffix("."), of_inner)))
 
 
 def _launches() -> str:

@@ -202,8 +202,8 @@ class HealthThresholds:
     stalls_per_minute: float = key(
         0.3, "Share of 10 minutes in which a GPU stalled before it answered again.", least=0.01
     )
-    load_seconds: float = key(60.0, "Seconds that a PCIe link must be slow under load.", least=0.0)
-    fabric_seconds: float = key(120.0, "Seconds that a GPU may take to join the NVLink fabric.", least=0.0)
+    load_seconds: float = key(30.0, "Seconds that a PCIe link must be slow under load.", least=0.0)
+    fabric_seconds: float = key(120.0, "Seconds that a GPU may take to join the NVLink fabric at first.", least=0.0)
     leave_seconds: float = key(300.0, "Seconds without an error until an episode ends.", least=0.0)
     xid_leave_seconds: float = key(
         600.0, "Seconds without an error until the episode of an XID that needs no reset ends.", least=0.0

@@ -297,7 +297,9 @@ class HealthEpisodes:
                 episode.acknowledged = None  # it was of something milder
             if evidence.is_worse_than(episode.evidence):
                 episode.evidence = evidence
-        if track.episode is not None or sample.time_ns - episode.first_ns < self._hysteresis(sample.code).enter * 1e9:
+        usual = self._hysteresis(sample.code).enter
+        enter_seconds = usual if sample.enter_seconds is None else min(usual, sample.enter_seconds)
+        if track.episode is not None or sample.time_ns - episode.first_ns < enter_seconds * 1e9:
             return None
         track.episode, track.candidate = episode, None
         self.totals[track.labels, sample.code] += 1

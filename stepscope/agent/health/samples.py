@@ -71,6 +71,7 @@ class CheckSample:
         evidence: of a bad sample.
         is_new: it has just happened: a counter moved, an XID came. Otherwise a first sample may show an old condition.
         since_ns: when it began, where that was before the sample: an XID that came while the agent was down.
+        enter_seconds: how long samples must be bad for an event; None: as long as is usual for the code.
     """
 
     code: str
@@ -80,11 +81,20 @@ class CheckSample:
     count: int = 1
     is_new: bool = False
     since_ns: int | None = None
+    enter_seconds: float | None = None
 
 
-def bad(code: str, time_ns: int, evidence: CheckEvidence, *, count: int = 1, is_new: bool = False) -> CheckSample:
+def bad(
+    code: str,
+    time_ns: int,
+    evidence: CheckEvidence,
+    *,
+    count: int = 1,
+    is_new: bool = False,
+    enter_seconds: float | None = None,
+) -> CheckSample:
     """Bad sample of a health check, with its evidence."""
-    return CheckSample(code, time_ns, SampleState.BAD, evidence, count, is_new)
+    return CheckSample(code, time_ns, SampleState.BAD, evidence, count, is_new, enter_seconds=enter_seconds)
 
 
 def good(code: str, time_ns: int) -> CheckSample:

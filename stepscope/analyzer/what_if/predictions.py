@@ -302,7 +302,7 @@ def replay_causes(
 ) -> tuple[list[WhatIf], list[Notice]]:
     """What-if predictions for the largest causes that can be fixed, and notices of what was left out.
 
-    `build` makes the model of at least `num_events` and is only called if there is something to replay that is not too
+    `build` makes the model of about `num_events` and is only called if there is something to replay that is not too
     large; `causes` come largest first.
     """
     fixable = {cause for cause, _ in FIXES}

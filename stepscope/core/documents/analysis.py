@@ -136,8 +136,14 @@ class RankLedger:
 class RootCause:
     """Analysis document: one root cause; fractions add up to 1 over the rows, milliseconds to the job's step.
 
-    `ms_per_step` covers whole steps; None where all of the cause's time is in the last step, which the trace cuts.
-    `interval` (of the fraction) and `ms_interval` are 90% confidence intervals from a bootstrap over steps.
+    Attributes:
+        cause: as in the reference of causes.
+        reasons: which kind of it; empty where not known.
+        fraction: of the profiled time of all ranks.
+        ms_per_step: over whole steps; None where all of the cause's time is in the last step, which the trace cuts.
+        interval, ms_interval: 90% confidence intervals of `fraction` and `ms_per_step`, by a bootstrap over steps.
+        ranks: that cause it; empty: all alike.
+        evidence: numbers that support it.
     """
 
     cause: Cause
@@ -372,12 +378,19 @@ class Collective:
     """Analysis document: all matched calls of one kind and size in one group. Bandwidths are GB/s (1e9 bytes).
 
     Attributes:
+        group: name of the process group.
+        dimension: of the mesh: dp, tp, pp, ...; None where not known.
+        kind: all_reduce, all_gather, ...
+        count: how many calls.
+        algbw_gbs, busbw_gbs: algorithm and bus bandwidth as nccl-tests define them, of all calls together.
+        hidden: share of the calls' time hidden by compute.
         bytes: of one call; of an uneven all-to-all the mean over the members (the median over the row's calls).
         expected_busbw_gbs: what the link should reach at this size.
         transfer_ms: sum over the calls of the shortest member.
         wait_ms, exposed_wait_ms, exposed_transfer_ms: sum over all members.
-        skew_ms: mean over the calls.
-        last_arriver: the rank that was waited for longest in total; it arrived last in `times_last` calls.
+        skew_ms, largest_skew_ms: from the first member's arrival to the last one's: mean and largest over the calls.
+        last_arriver: the rank that was waited for longest in total.
+        times_last: calls in which that rank arrived last.
         hidden_wait, hidden_transfer: shares of the waiting and of the transfer hidden by compute.
         link: nvlink | xgmi | pcie: the expected path of the bytes; None between hosts and where unknown.
         latency_bound: the size is so small that bandwidth hardly matters.
@@ -429,7 +442,14 @@ class DimensionCost:
 
 @dataclass(frozen=True, slots=True)
 class RankArrivals:
-    """Analysis document: how late one rank arrives at its collectives, `mean_late_ms` after the first member."""
+    """Analysis document: how late one rank arrives at its collectives.
+
+    Attributes:
+        rank: the rank.
+        num_collectives: matched calls that it takes part in.
+        times_last: calls at which it arrives last.
+        mean_late_ms: after the first member, mean over the calls.
+    """
 
     rank: int
     num_collectives: int
@@ -439,7 +459,18 @@ class RankArrivals:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """Analysis document: the pipeline bubble and its parts, as fractions of the pipelined span."""
+    """Analysis document: the pipeline bubble and its parts, as fractions of the pipelined span.
+
+    Attributes:
+        schedule: gpipe, 1f1b, ...
+        stages, micro_batches, chunks: of the schedule; chunks of the model on each stage.
+        period_ms: mean step of the first stage; the span is that without the optimizer.
+        measured: the bubble: mean share of the span in which a stage runs no pass; the next three are its parts.
+        structural: what the schedule leaves idle with equal stages.
+        imbalance: what uneven stages add.
+        variance: the rest: passes that take longer than others of their stage, and delays.
+        textbook: what the schedule's formula gives for equal stages.
+    """
 
     schedule: str
     stages: int
@@ -478,7 +509,11 @@ class KernelTime:
     """Analysis document: kernels of one name (or of one operator, module or call). None is unknown.
 
     Attributes:
+        name: of the kernel, operator, module, or operator with shapes.
+        count: how many kernels, over all ranks and steps.
         ms: time attributed to them in the ledger, over all ranks and steps.
+        limit: category of most of that time: what limits them.
+        decided_by: how the limit of most of that time was determined, as in `Roofline.coverage`.
         operator, module, shapes: of most of that time: the operator that launched it, the module or annotated region
             around that, and the dimensions of its tensors.
         mean_us: mean duration of a kernel.
@@ -530,9 +565,14 @@ class UnknownKernels:
 
 @dataclass(frozen=True, slots=True)
 class CopyTime:
-    """Analysis document: copies of one kind, "HtoD (Pageable -> Device)"; GB/s (1e9 bytes), None is unknown.
+    """Analysis document: copies of one kind; None is unknown.
 
-    `ms` is their duration over all ranks and steps, `link_gbs` the bandwidth of the host's link in one direction.
+    Attributes:
+        kind: "HtoD (Pageable -> Device)".
+        count, bytes: over all ranks and steps.
+        ms: their duration over all ranks and steps.
+        gbs: mean bandwidth, GB/s (1e9 bytes).
+        link_gbs: bandwidth of the host's link in one direction, GB/s.
     """
 
     kind: str
@@ -545,7 +585,15 @@ class CopyTime:
 
 @dataclass(frozen=True, slots=True)
 class KernelFinding:
-    """Analysis document: an avoidable slowdown of kernels or copies; `fraction` of all ranks' windows is affected."""
+    """Analysis document: an avoidable slowdown of kernels or copies.
+
+    Attributes:
+        code: which slowdown it is.
+        fraction: affected share of all ranks' profiled windows.
+        ms: affected time over all ranks and steps.
+        message: what is found, in one line.
+        advice: what to do.
+    """
 
     code: str
     fraction: float

@@ -306,6 +306,12 @@ class StepRow:
     """Steps document: one step of the job. Times are the longest of any rank, in ms: all ranks wait for the slowest.
 
     Attributes:
+        index: number of the step.
+        ms: duration.
+        data_wait_ms: wait for the loader.
+        captured: whether it was profiled.
+        anomalies: what was unusual in it, such as a loss spike.
+        phases_ms: duration of each named phase.
         slowest_rank: the rank with the longest step; None where all take equally long, as ranks that wait for each
             other do, and where a log does not say.
         data_wait_rank: the rank with the longest wait for data; None without one.

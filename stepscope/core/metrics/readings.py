@@ -145,7 +145,7 @@ class ReadingColumns:
 
     def __init__(self, names: ReadingNames, values: Sequence[float], time_ns: int) -> None:
         if len(names.pairs) != len(values):
-            raise ValueError(f"{len(values)} values of {len(names.pairs)} readings")
+            raise ValueError(f"as many values as names of readings are needed: {len(values)}, not {len(names.pairs)}")
         if not all(map(isfinite, values)):
             metric = next(metric for (metric, _), one in zip(names.pairs, values, strict=True) if not isfinite(one))
             raise ValueError(f"{metric} is not finite: unknown values must be a Missing")

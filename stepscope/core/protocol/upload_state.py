@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-import time
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 
 STATE_FILE = ".upload-state"
 OVER_FILE = ".upload-over"
-"""Says which process of training has written its last, where the upload may not have seen it write."""
+"""Names the processes of training that have written their last, one a line."""
+LOCK_FILE = ".upload-lock"
+"""Locked by the process that uploads the folder."""
 
 
 class UploadStage(StrEnum):
@@ -32,7 +34,7 @@ class UploadProgress:
     Attributes:
         files, bytes: that wait.
         problem: why they wait; None where nothing failed.
-        time_ns: when this was written, ns since the epoch.
+        time_ns: as of when; what was written to the folder later is not told of. ns since the epoch.
     """
 
     stage: UploadStage
@@ -44,8 +46,7 @@ class UploadProgress:
     def write(self, folder: Path) -> None:
         """Keep it in the node's folder; raises OSError."""
         temporary = folder / f"{STATE_FILE}.{os.getpid()}.part"
-        document = asdict(self) | {"time_ns": time.time_ns()}
-        temporary.write_text(json.dumps(document), encoding="utf-8")
+        temporary.write_text(json.dumps(asdict(self)), encoding="utf-8")
         temporary.replace(folder / STATE_FILE)
 
 
@@ -66,12 +67,33 @@ def read_upload_progress(folder: Path) -> UploadProgress | None:
 
 def note_training_over(folder: Path) -> None:
     """Tell the upload that this process writes nothing more; raises OSError."""
-    (folder / OVER_FILE).write_text(str(os.getpid()), encoding="utf-8")
+    with (folder / OVER_FILE).open("a", encoding="utf-8") as file:
+        file.write(f"{os.getpid()}\n")
 
 
 def is_training_over(folder: Path, process: int) -> bool:
     """Whether a process of training has said that it writes nothing more."""
     try:
-        return (folder / OVER_FILE).read_text(encoding="utf-8") == str(process)
+        return str(process) in (folder / OVER_FILE).read_text(encoding="utf-8").split()
     except (OSError, ValueError):
         return False
+
+
+def training_over_ns(folder: Path) -> int:
+    """When the latest process of training said so, ns since the epoch; 0 where none has."""
+    try:
+        return (folder / OVER_FILE).stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def is_uploading(folder: Path) -> bool:
+    """Whether a process uploads the folder now."""
+    try:
+        with (folder / LOCK_FILE).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False

@@ -14,7 +14,9 @@ killed left it.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime
 
 import msgspec
 
@@ -199,3 +201,42 @@ def file_choice(files: Sequence[StoredFile], tiers: Collection[str], there: Coll
             choice.append(file)
             covered.update(file.sources)
     return choice
+
+
+_SEGMENT = re.compile(r"(\d{12})\.segment")
+
+
+def segment_number(name: str) -> int | None:
+    """Number of a segment by its file name; None of another file."""
+    match = _SEGMENT.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def segment_path(number: int) -> str:
+    """Path of a segment."""
+    return f"{SEGMENTS}/{number:012d}.segment"
+
+
+def hour_of(times_ms: int) -> int:
+    """Start of the hour (start, start + 1 h] that a time lies in; ms."""
+    return (times_ms - 1) // HOUR_MS * HOUR_MS
+
+
+def stamp(span_ms: int) -> str:
+    """Time in the name of a file: its hour."""
+    return datetime.fromtimestamp(span_ms / 1000, UTC).strftime("%Y-%m-%dT%H")
+
+
+_NUMBER = re.compile(r"\d{4}-\d{2}-\d{2}(?:T\d{2})?-(\d+)(?:-(\d+)(?:\.\d+)?)?\.parquet")
+
+
+def file_number(path: str) -> int:
+    """Number of the newest segment (raw rows and events) or of the change (lower resolution) in a path; -1: none."""
+    match = _NUMBER.fullmatch(path.rpartition("/")[2])
+    return int(match[1]) if match else -1
+
+
+def merge_number(path: str) -> int | None:
+    """Number of the change in the path of a merged file of raw rows."""
+    match = _NUMBER.fullmatch(path.rpartition("/")[2])
+    return int(match[2]) if match and match[2] else None

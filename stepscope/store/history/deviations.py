@@ -7,15 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stepscope.store.history.questions import (
-    GROUP_LABELS,
-    GroupBy,
-    Labels,
-    MetricHistory,
-    Question,
-    SeriesAnswer,
-    TimeRange,
-)
+from stepscope.store.history.questions import GROUP_LABELS, GroupBy, Labels, SeriesAnswer
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,21 +33,6 @@ class Deviation:
     def ratio(self) -> float | None:
         """The difference as a share of the median; None where that is 0."""
         return self.difference / abs(self.median) if self.median else None
-
-
-def top_deviations(history: MetricHistory, metric: str, time: TimeRange, count: int) -> list[Deviation]:
-    """GPUs whose metric is farthest from the median of their job, the farthest first.
-
-    Args:
-        time: each step has a median of its own.
-        count: at most so many.
-
-    Raises:
-        StepscopeError: as the history's.
-    """
-    answer = history.range(Question(metric, (GroupBy.GPU, GroupBy.JOB)), time)
-    found = [one for one in deviations_of(answer) if one is not None]
-    return sorted(found, key=lambda one: (-abs(one.difference), one.labels))[:count]
 
 
 def deviations_of(answer: SeriesAnswer) -> list[Deviation | None]:

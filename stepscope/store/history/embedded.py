@@ -12,9 +12,9 @@ import numpy as np
 from stepscope.core.documents.jobs import Share
 from stepscope.core.errors import DataError, UsageError
 from stepscope.store.history.catalog import EVENTS, TIER_MS
+from stepscope.store.history.event_records import newest_events
 from stepscope.store.history.grouping import NONE, Indices, grouped, is_present
 from stepscope.store.history.job_groups import Grouping, Jobs, needs_jobs, newest_by_target, page_of
-from stepscope.store.history.maintenance import newest_events
 from stepscope.store.history.parquet import decode_events, load_pyarrow
 from stepscope.store.history.places import Place, place_of
 from stepscope.store.history.questions import (

@@ -7,24 +7,19 @@ GRACE_SECONDS, when no reader can be in the middle of it. A kill at any moment l
 from __future__ import annotations
 
 import logging
-import re
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from itertools import chain
-from typing import TypeVar
 
 import msgspec
 import numpy as np
 
 from stepscope.core.errors import DataError
 from stepscope.store.history.catalog import (
-    CATALOG,
-    DAY_MS,
     EVENTS,
     HOUR_MS,
     RAW,
@@ -32,21 +27,15 @@ from stepscope.store.history.catalog import (
     TIER_MS,
     Catalog,
     MetricEntry,
-    Retired,
     StoredFile,
-    encode_catalog,
-    metric_entry,
+    file_number,
+    hour_of,
+    segment_number,
+    segment_path,
     table_name,
 )
-from stepscope.store.history.parquet import (
-    Columns,
-    Origin,
-    decode_entities,
-    decode_events,
-    decode_rows,
-    encode_events,
-    encode_rows,
-)
+from stepscope.store.history.event_records import by_day
+from stepscope.store.history.parquet import Origin
 from stepscope.store.history.places import Place
 from stepscope.store.history.plans import (
     LowerPlan,
@@ -55,16 +44,15 @@ from stepscope.store.history.plans import (
     lower_plans,
     merge_plan,
     num_cells,
-    remade_with,
     small_parts,
 )
 from stepscope.store.history.questions import HistoryEvent, Labels
-from stepscope.store.history.resolution import LAST_TIME, coarser
+from stepscope.store.history.resolution import coarser
 from stepscope.store.history.samples import TableRows, joined, selected, sort_key, sorted_rows, without_idle
-from stepscope.store.history.segments import SegmentDecoder, crc32
+from stepscope.store.history.segments import SegmentDecoder
+from stepscope.store.history.written_files import WrittenFiles, paths_of, set_aside
 
 _LOG = logging.getLogger(__name__)
-_T = TypeVar("_T")
 
 GRACE_SECONDS = 120
 """Replaced files stay for so long; a reader that takes longer starts again."""
@@ -76,25 +64,6 @@ LOWER_CELLS = 4_000_000
 PART_CELLS = 16_000_000
 """Values in memory at once: of a larger hour, some entities at a time."""
 _CLOCK_STEP_MS = 2 * HOUR_MS
-
-
-_SEGMENT = re.compile(r"(\d{12})\.segment")
-
-
-def segment_number(name: str) -> int | None:
-    """Number of a segment by its file name; None of another file."""
-    match = _SEGMENT.fullmatch(name)
-    return int(match[1]) if match else None
-
-
-def segment_path(number: int) -> str:
-    """Path of a segment."""
-    return f"{SEGMENTS}/{number:012d}.segment"
-
-
-def hour_of(times_ms: int) -> int:
-    """Start of the hour (start, start + 1 h] that a time lies in; ms."""
-    return (times_ms - 1) // HOUR_MS * HOUR_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +90,7 @@ class Maintenance:
 
     def __init__(self, place: Place, catalog: Catalog, retention: Retention, clock: Callable[[], int]) -> None:
         self._place = place
-        self.catalog = catalog
+        self._files = WrittenFiles(place, catalog, clock)
         self._retention = retention
         self._clock = clock
         self._decoder = SegmentDecoder()
@@ -135,6 +104,11 @@ class Maintenance:
         self._failing = ""
         self._last_clock_ms = catalog.newest_ms
         self._held_until_ms = 0
+
+    @property
+    def catalog(self) -> Catalog:
+        """What the history holds in files."""
+        return self._files.catalog
 
     def find_segments(self) -> int:
         """Find the segments that an earlier writer left; the number of the newest one ever."""
@@ -162,7 +136,7 @@ class Maintenance:
         """Take kinds and units of metrics."""
         with self._working:
             if any(self.catalog.metrics.get(name) != entry for name, entry in metrics.items()):
-                self._commit(metrics={**self.catalog.metrics, **metrics})
+                self._files.commit(metrics={**self.catalog.metrics, **metrics})
 
     def step(self, *, is_last: bool = False) -> bool:
         """Do one piece of work; whether there was one."""
@@ -210,17 +184,17 @@ class Maintenance:
             for span, rows in _by_hour(joined(parts.pop(labels))):
                 limit = PART_CELLS // max(len(rows.columns), 1)
                 parts_of_hour = small_parts(self.catalog.files, table, span, num_rows=len(rows), max_rows=limit)
-                merged, old = self._readable(parts_of_hour, self._rows, damaged)
+                merged, old = self._files.readable(parts_of_hour, self._files.rows, damaged)
                 rows = sorted_rows(joined([*old, rows]))
-                origin = Origin(RAW, table, span, replaces=_paths(merged))
-                files.append(self._write_rows(origin, rows, str(batch[-1])))
+                origin = Origin(RAW, table, span, replaces=paths_of(merged))
+                files.append(self._files.write_rows(origin, rows, str(batch[-1])))
                 replaced += merged
-        for day, some in _by_day(events):
+        for day, some in by_day(events):
             of_day = [file for file in self.catalog.files if file.tier == EVENTS and file.span_ms == day]
-            merged, known = self._readable(of_day, self._events, damaged)
-            files.append(self._write_events(day, [*chain.from_iterable(known), *some], batch[-1], merged))
+            merged, known = self._files.readable(of_day, self._files.events, damaged)
+            files.append(self._files.write_events(day, [*chain.from_iterable(known), *some], batch[-1], merged))
             replaced += merged
-        self._commit(files=files, replaced=replaced, dropped=damaged, tables=tables, compacted=batch[-1])
+        self._files.commit(files=files, replaced=replaced, dropped=damaged, tables=tables, compacted=batch[-1])
         with self._guard:
             for number in batch:
                 del self._open[number]
@@ -273,22 +247,22 @@ class Maintenance:
             if cells > LOWER_CELLS or plan.replaced:
                 break
         if files or damaged:
-            self._commit(files=files, replaced=replaced, dropped=damaged)
+            self._files.commit(files=files, replaced=replaced, dropped=damaged)
         return bool(files or damaged)
 
     def _lower_files(self, plan: LowerPlan, damaged: list[StoredFile]) -> list[StoredFile]:
         metrics = self._metrics_of(plan.sources)
         span, hours = plan.sources[0].span_ms, plan.sources[0].hours
-        origin = Origin(plan.tier, plan.table, span, hours, _paths(plan.sources), _paths(plan.replaced))
+        origin = Origin(plan.tier, plan.table, span, hours, paths_of(plan.sources), paths_of(plan.replaced))
         made = []
         for part, wanted in enumerate(self._entity_parts(plan.sources, damaged)):
-            _, parts = self._readable(plan.sources, partial(self._rows, wanted=wanted), damaged)
+            _, parts = self._files.readable(plan.sources, partial(self._files.rows, wanted=wanted), damaged)
             if damaged:
                 return []
             rows = parts[0] if len(parts) == 1 else sorted_rows(joined(parts))
-            lower = coarser(rows, {name: self._entry(name).kind for name in metrics}, TIER_MS[plan.tier])
+            lower = coarser(rows, {name: self._files.entry(name).kind for name in metrics}, TIER_MS[plan.tier])
             number = f"{self.catalog.change + 1}" + (f"-{self.catalog.change + 1}.{part}" if part else "")
-            made += [self._write_rows(origin, lower, number, metrics)] if len(lower) else []
+            made += [self._files.write_rows(origin, lower, number, metrics)] if len(lower) else []
         return made
 
     def _entity_parts(self, files: Sequence[StoredFile], damaged: list[StoredFile]) -> list[frozenset[Labels] | None]:
@@ -296,7 +270,7 @@ class Maintenance:
         num_parts = -(-sum(num_cells(self.catalog, file) for file in files) // PART_CELLS)
         if num_parts < 2:
             return [None]
-        _, found = self._readable(files, self._entities, damaged)
+        _, found = self._files.readable(files, self._files.entities, damaged)
         entities = sorted({one for some in found for one in some}, key=sort_key)
         size = -(-len(entities) // num_parts) or 1
         return [frozenset(entities[place : place + size]) for place in range(0, len(entities), size)]
@@ -307,20 +281,20 @@ class Maintenance:
         if not plan:
             return False
         damaged: list[StoredFile] = []
-        whole, parts = self._readable(plan, self._rows, damaged)
+        whole, parts = self._files.readable(plan, self._files.rows, damaged)
         if damaged:
-            self._commit(dropped=damaged)
+            self._files.commit(dropped=damaged)
             return True
         first = whole[0]
         hours = max(file.span_ms + file.hours * HOUR_MS for file in whole) - first.span_ms
         there = {file.path for file in self.catalog.files}
         sources = tuple(source for file in whole for source in file.sources if source in there)
-        origin = Origin(first.tier, first.table, first.span_ms, hours // HOUR_MS, sources, _paths(whole))
+        origin = Origin(first.tier, first.table, first.span_ms, hours // HOUR_MS, sources, paths_of(whole))
         number = str(self.catalog.change + 1)
         if first.tier == RAW:
-            number = f"{max(map(file_number, _paths(whole)))}-{number}"
-        file = self._write_rows(origin, sorted_rows(joined(parts)), number, self._metrics_of(whole))
-        self._commit(files=[file], replaced=whole, renamed=dict.fromkeys(_paths(whole), file.path))
+            number = f"{max(map(file_number, paths_of(whole)))}-{number}"
+        file = self._files.write_rows(origin, sorted_rows(joined(parts)), number, self._metrics_of(whole))
+        self._files.commit(files=[file], replaced=whole, renamed=dict.fromkeys(paths_of(whole), file.path))
         return True
 
     def _expire(self) -> bool:
@@ -329,7 +303,7 @@ class Maintenance:
             return False
         old = expired_files(self.catalog, self._retention, now_ms)
         if old:
-            self._commit(replaced=old)
+            self._files.commit(replaced=old)
         self._expired = now_ms // 60_000, self.catalog.change
         return bool(old)
 
@@ -352,200 +326,20 @@ class Maintenance:
         self._last_clock_ms = now_ms
         return None if now_ms < self._held_until_ms else now_ms
 
-    # -- files
-
-    def _rows(self, file: StoredFile, wanted: frozenset[Labels] | None = None) -> TableRows:
-        return decode_rows(self._content(file), file.path, wanted)
-
-    def _entities(self, file: StoredFile) -> tuple[Labels, ...]:
-        return decode_entities(self._content(file), file.path)
-
-    def _content(self, file: StoredFile) -> memoryview:
-        content = self._place.read(file.path)
-        if crc32(content) != file.crc32:
-            raise DataError("is damaged (its checksum is wrong)", where=self._place.path(file.path))
-        return content
-
-    def _events(self, file: StoredFile) -> list[HistoryEvent]:
-        return decode_events(self._content(file), file.path)
-
-    def _readable(
-        self, files: Iterable[StoredFile], read: Callable[[StoredFile], _T], damaged: list[StoredFile]
-    ) -> tuple[list[StoredFile], list[_T]]:
-        """Files that can be read, and what is in each; the others are set aside."""
-        whole, contents = [], []
-        for file in files:
-            try:
-                contents.append(read(file))
-                whole.append(file)
-            except (DataError, FileNotFoundError) as error:
-                damaged.append(file)
-                set_aside(self._place, file.path, error)
-        return whole, contents
-
-    def _entry(self, metric: str) -> MetricEntry:
-        return self.catalog.metrics.get(metric) or metric_entry(metric)
-
-    def _write_rows(
-        self, origin: Origin, rows: TableRows, number: str, metrics: Sequence[str] | None = None
-    ) -> StoredFile:
-        metrics = sorted(rows.columns) if metrics is None else metrics
-        values = dict(rows.columns)
-        times = {"time": rows.times_ms}
-        if LAST_TIME in values:
-            times[LAST_TIME] = values.pop(LAST_TIME).astype(np.int64)
-        columns = Columns(rows.labels, rows.entities, rows.entity, times, values)
-        content = memoryview(encode_rows(columns, origin=origin, metrics={name: self._entry(name) for name in metrics}))
-        path = f"{origin.tier}/{origin.table}/{_stamp(origin.span_ms)}-{number}.parquet"
-        self._place.write(path, content)
-        return stored_file(
-            path,
-            origin,
-            edges=(int(rows.times_ms.min()), int(rows.times_ms.max())),
-            rows=len(rows),
-            content=content,
-            columns=self._columns_index(tuple(metrics)),
-        )
-
-    def _columns_index(self, metrics: tuple[str, ...]) -> int:
-        columns = self.catalog.columns
-        if metrics not in columns:
-            columns = (*columns, metrics)
-            known = {**{name: metric_entry(name) for name in metrics}, **self.catalog.metrics}
-            self.catalog = msgspec.structs.replace(self.catalog, columns=columns, metrics=known)
-        return columns.index(metrics)
-
-    def _write_events(
-        self, day: int, events: Sequence[HistoryEvent], number: int, replaces: Sequence[StoredFile]
-    ) -> StoredFile:
-        events = newest_events(events)
-        origin = Origin(EVENTS, "", day, 24, replaces=_paths(replaces))
-        content = memoryview(encode_events(events, origin=origin))
-        path = f"{EVENTS}/{_stamp(day)[:10]}-{number}.parquet"
-        self._place.write(path, content)
-        return stored_file(path, origin, edges=edges_of(events), rows=len(events), content=content, columns=0)
-
-    def _commit(
-        self,
-        *,
-        files: Sequence[StoredFile] = (),
-        replaced: Sequence[StoredFile] = (),
-        dropped: Sequence[StoredFile] = (),
-        renamed: Mapping[str, str] | None = None,
-        tables: dict[str, tuple[str, ...]] | None = None,
-        metrics: dict[str, MetricEntry] | None = None,
-        compacted: int | None = None,
-    ) -> None:
-        old = self.catalog
-        replaced = [*replaced, *remade_with(old.files, dropped)]
-        gone = {file.path for file in (*replaced, *dropped)}
-        now_ms = self._clock() // 1_000_000
-        kept = [file for file in old.files if file.path not in gone]
-        there = {file.path for file in (*kept, *files)}
-        kept = [_with_sources(file, there, renamed or {}) for file in kept]
-        new = msgspec.structs.replace(
-            old,
-            change=old.change + 1,
-            compacted=old.compacted if compacted is None else compacted,
-            newest_ms=max([old.newest_ms, *(file.last_ms or 0 for file in files if file.tier != EVENTS)]),
-            tables=old.tables if tables is None else tables,
-            metrics=old.metrics if metrics is None else metrics,
-            files=tuple(sorted((*kept, *files), key=lambda file: (file.tier, file.table, file.span_ms, file.path))),
-            retired=(*old.retired, *(Retired(file.path, now_ms) for file in replaced)),
-        )
-        self._place.write(CATALOG, encode_catalog(new))
-        self.catalog = new
-
     def _remove_retired(self) -> None:
         """Segments first, the newest before the others: while a batch is there, so is what it was merged with."""
         if time.monotonic() - self._compacted_since < GRACE_SECONDS:
             return
-        while self._compacted:
-            self._place.remove(segment_path(self._compacted[-1]))
-            del self._compacted[-1]
+        self._place.remove_many([segment_path(number) for number in sorted(self._compacted)])
+        self._compacted.clear()
         now_ms = self._clock() // 1_000_000
         due = [one for one in self.catalog.retired if abs(now_ms - one.since_ms) > 1000 * GRACE_SECONDS]
         for one in due:
             self._place.remove(one.path)
         if due:
             kept = tuple(one for one in self.catalog.retired if one not in due)
-            self.catalog = msgspec.structs.replace(self.catalog, retired=kept)
-            self._commit()
-
-
-def set_aside(place: Place, path: str, error: Exception) -> None:
-    """Move a file that cannot be used to `damaged/`, with one line."""
-    try:
-        aside = place.set_aside(path)
-        _LOG.warning("%s; set aside as %s", error, place.path(aside))
-    except FileNotFoundError:
-        _LOG.warning("%s is gone; left out", place.path(path))
-
-
-def edges_of(events: Sequence[HistoryEvent]) -> tuple[int, int | None]:
-    """Time of the first start and the last end of events, ms; None where one has no end."""
-    ends = [event.end_ns for event in events if event.end_ns is not None]
-    last = max(ends) // 1_000_000 + 1 if len(ends) == len(events) else None
-    return min(event.start_ns for event in events) // 1_000_000, last
-
-
-def stored_file(
-    path: str,
-    origin: Origin,
-    *,
-    edges: tuple[int, int | None],
-    rows: int,
-    content: memoryview,
-    columns: int,
-) -> StoredFile:
-    """Entry of a file in the catalog."""
-    return StoredFile(
-        path,
-        origin.tier,
-        origin.table,
-        origin.span_ms,
-        edges[0],
-        edges[1],
-        rows,
-        len(content),
-        crc32(content),
-        columns,
-        origin.hours,
-        origin.sources,
-    )
-
-
-def _with_sources(file: StoredFile, there: set[str], renamed: Mapping[str, str]) -> StoredFile:
-    """The entry after others were merged or have gone; one whose sources are all gone stands for itself."""
-    if not file.sources or (not renamed and not there.isdisjoint(file.sources)):
-        return file
-    sources = tuple(dict.fromkeys(renamed.get(source, source) for source in file.sources))
-    return msgspec.structs.replace(file, sources=sources if not there.isdisjoint(sources) else ())
-
-
-def _paths(files: Iterable[StoredFile]) -> tuple[str, ...]:
-    return tuple(file.path for file in files)
-
-
-_NUMBER = re.compile(r"\d{4}-\d{2}-\d{2}(?:T\d{2})?-(\d+)(?:-(\d+)(?:\.\d+)?)?\.parquet")
-
-
-def file_number(path: str) -> int:
-    """Number of the newest segment (raw rows and events) or of the change (lower resolution) in a path; -1: none."""
-    match = _NUMBER.fullmatch(path.rpartition("/")[2])
-    return int(match[1]) if match else -1
-
-
-def merge_number(path: str) -> int | None:
-    """Number of the change in the path of a merged file of raw rows."""
-    match = _NUMBER.fullmatch(path.rpartition("/")[2])
-    return int(match[2]) if match and match[2] else None
-
-
-def newest_events(events: Iterable[HistoryEvent]) -> list[HistoryEvent]:
-    """Events without what was told of each before; the oldest first."""
-    newest = {(event.kind, event.start_ns, event.labels, event.code): event for event in events}
-    return sorted(newest.values(), key=lambda event: (event.start_ns, event.kind.value, event.labels, event.code))
+            self._files.catalog = msgspec.structs.replace(self.catalog, retired=kept)
+            self._files.commit()
 
 
 def _by_hour(rows: TableRows) -> list[tuple[int, TableRows]]:
@@ -554,14 +348,3 @@ def _by_hour(rows: TableRows) -> list[tuple[int, TableRows]]:
     if len(spans) == 1:
         return [(int(spans[0]), without_idle(rows))]
     return [(int(span), selected(rows, hours == span)) for span in spans]
-
-
-def _by_day(events: Iterable[HistoryEvent]) -> list[tuple[int, list[HistoryEvent]]]:
-    days: dict[int, list[HistoryEvent]] = defaultdict(list)
-    for event in events:
-        days[event.start_ns // 1_000_000 // DAY_MS * DAY_MS].append(event)
-    return sorted(days.items())
-
-
-def _stamp(span_ms: int) -> str:
-    return datetime.fromtimestamp(span_ms / 1000, UTC).strftime("%Y-%m-%dT%H")

@@ -7,6 +7,7 @@ import json
 import mmap
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -53,6 +54,10 @@ class Place(Protocol):
 
     def remove(self, name: str) -> None:
         """Remove a file; it may be gone already."""
+        ...
+
+    def remove_many(self, names: Sequence[str]) -> None:
+        """Remove files, the last one before the others."""
         ...
 
     def remove_unfinished(self, folder: str) -> None:
@@ -154,6 +159,11 @@ class LocalPlace:
         """See Place."""
         (self._folder / name).unlink(missing_ok=True)
 
+    def remove_many(self, names: Sequence[str]) -> None:
+        """See Place."""
+        for name in reversed(names):
+            self.remove(name)
+
     def remove_unfinished(self, folder: str) -> None:
         """See Place."""
         for path in (self._folder / folder).glob(".*.partial"):
@@ -214,10 +224,11 @@ def _owner() -> str:
     return f"process {os.getpid()} on {socket.gethostname()}"
 
 
-def _has_writer(where: str, owner: str) -> DataError:
-    return DataError(
-        f"another writer has this history ({owner or 'unknown'})", where=where, what_next="give each a place of its own"
-    )
+def _has_writer(where: str, owner: str, free_after: float = 0.0) -> DataError:
+    what_next = "give each a place of its own"
+    if free_after > 0.0:
+        what_next += f"; if that one was killed, the place is free in {free_after:.0f} s"
+    return DataError(f"another writer has this history ({owner or 'unknown'})", where=where, what_next=what_next)
 
 
 class UrlPlace:
@@ -237,6 +248,7 @@ class UrlPlace:
                 f"cannot be opened ({error})", where=url, what_next='check the URL, or run: pip install "stepscope[s3]"'
             ) from error
         self._recent: dict[str, bytes] = {}
+        self._recent_guard = threading.Lock()
 
     def path(self, name: str) -> str:
         """See Place."""
@@ -251,7 +263,8 @@ class UrlPlace:
         """See Place. Some at once: each waits for its answer most of the time."""
         for place in range(0, len(names), _AT_ONCE):
             some = names[place : place + _AT_ONCE]
-            found: dict[str, Any] = {self._full(name): self._recent[name] for name in some if name in self._recent}
+            with self._recent_guard:
+                found: dict[str, Any] = {self._full(name): self._recent[name] for name in some if name in self._recent}
             far = [full for name in some if (full := self._full(name)) not in found]
             with _as_os_errors():
                 found |= self._fs.cat(far, on_error="return") if len(far) > 1 else self._cat_one(*far)
@@ -275,9 +288,10 @@ class UrlPlace:
                 self._fs.makedirs(full.rpartition("/")[0], exist_ok=True)
             self._fs.pipe_file(full, bytes(content))
         if len(content) <= MAX_RECENT_BYTES // 64 and name not in (_LEASE, "history.json"):
-            self._recent[name] = bytes(content)
-            while sum(map(len, self._recent.values())) > MAX_RECENT_BYTES:
-                del self._recent[next(iter(self._recent))]
+            with self._recent_guard:
+                self._recent[name] = bytes(content)
+                while sum(map(len, self._recent.values())) > MAX_RECENT_BYTES:
+                    del self._recent[next(iter(self._recent))]
 
     def sizes(self, folder: str) -> dict[str, int]:
         """See Place."""
@@ -301,9 +315,27 @@ class UrlPlace:
 
     def remove(self, name: str) -> None:
         """See Place."""
-        self._recent.pop(name, None)
+        self._forget([name])
         with _as_os_errors(), contextlib.suppress(FileNotFoundError):
             self._fs.rm_file(self._full(name))
+
+    def remove_many(self, names: Sequence[str]) -> None:
+        """See Place. One request for many, where the store has such."""
+        if not names:
+            return
+        self.remove(names[-1])
+        self._forget(names)
+        try:
+            with _as_os_errors():
+                self._fs.rm([self._full(name) for name in names[:-1]])
+        except FileNotFoundError:  # one of them
+            for name in names[:-1]:
+                self.remove(name)
+
+    def _forget(self, names: Sequence[str]) -> None:
+        with self._recent_guard:
+            for name in names:
+                self._recent.pop(name, None)
 
     def remove_unfinished(self, folder: str) -> None:
         """See Place. An object is there whole or not at all."""
@@ -348,15 +380,17 @@ def _as_os_errors() -> Iterator[None]:
 
 class _Lease:
     """An object with the writer's name, written again and again. Two that start within one round trip may both get it;
-    the next renewal finds out, and one of them stops."""
+    the next renewal finds out, and one of them stops. So does one that finds another's, however old: it was frozen, or
+    cut off from the store, for so long that another one has written meanwhile."""
 
     def __init__(self, place: UrlPlace) -> None:
         self._place = place
         self._owner = f"{_owner()}, {os.urandom(4).hex()}"
         try:
             held = self._held()
-            if held is not None and time.time() - held[1] < LEASE_SECONDS:
-                raise _has_writer(place.location, held[0])
+            free_after = 0.0 if held is None else held[1] + LEASE_SECONDS - time.time()
+            if held is not None and free_after > 0.0:
+                raise _has_writer(place.location, held[0], min(free_after, LEASE_SECONDS))
             self._write()
         except OSError as error:
             raise UnreachableError(
@@ -369,8 +403,8 @@ class _Lease:
         if time.monotonic() - self._renewed < LEASE_SECONDS / 4:
             return
         held = self._held()
-        if held is not None and held[0] != self._owner and time.time() - held[1] < LEASE_SECONDS:
-            raise _has_writer(self._place.location, held[0])
+        if held is None or held[0] != self._owner:  # what that one has written is not in our catalog
+            raise _has_writer(self._place.location, "its lease is gone" if held is None else held[0])
         self._write()
         self._renewed = time.monotonic()
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.core.errors import DataError, UsageError
+from stepscope.core.errors import DataError, UnreachableError, UsageError
 from stepscope.core.metrics import Metric, MetricGroup, MetricKind
 from stepscope.store.history.prometheus_api import labels_of, number_of, prometheus_api
 from stepscope.store.history.prometheus_events import prometheus_events
@@ -92,7 +92,7 @@ class PrometheusHistory:
         """All metrics that it has, by name; raises as `MetricHistory`."""
         deadline = self._deadline()
         names = self._api.metric_names(deadline=deadline)
-        self._types.update(self._api.metric_types(deadline=deadline))
+        self._types.update(self._types_of("", deadline))
         return [self._metric(name) for name in sorted(names) if METRIC_NAME.fullmatch(name)]
 
     def latest(self, question: Question, *, at_ns: int, within_ns: int = 300 * 10**9) -> LatestAnswer:
@@ -120,8 +120,8 @@ class PrometheusHistory:
         deadline = self._deadline()
         step_ms, rest = divmod(time.step_ns, _NS_PER_MS)
         num_steps = (time.end_ns - time.start_ns) // time.step_ns
-        if rest:
-            raise UsageError("a step for a Prometheus server has whole milliseconds", where=f"{time.step_ns} ns")
+        if rest or time.start_ns % _NS_PER_MS:
+            raise UsageError("steps and times of the history are whole milliseconds")
         if num_steps > _MAX_STEPS:
             what = f"too many steps: {num_steps:,} of at most {_MAX_STEPS:,}"
             raise UsageError(what, what_next="take longer ones")
@@ -175,8 +175,15 @@ class PrometheusHistory:
 
     def _is_counter(self, metric: str, deadline: float) -> bool:
         if metric not in self._types and not metric.startswith(_OWN) and METRIC_NAME.fullmatch(metric):
-            self._types[metric] = self._api.metric_types(metric, deadline=deadline).get(metric, "")
+            self._types[metric] = self._types_of(metric, deadline).get(metric, "")
         return self._metric(metric).kind is MetricKind.COUNTER
+
+    def _types_of(self, metric: str, deadline: float) -> dict[str, str]:
+        """Types of metrics; none from a server that does not keep them."""
+        try:
+            return self._api.metric_types(metric, deadline=deadline)
+        except (DataError, UnreachableError):
+            return {}
 
     def _metric(self, name: str) -> HistoryMetric:
         """Kind and unit of our own metrics follow from the name, as does the unit of all."""

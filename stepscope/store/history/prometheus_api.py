@@ -32,6 +32,8 @@ _LIMIT = re.compile(
     re.IGNORECASE,
 )
 """Of the errors of Prometheus (query.max-samples, 11,000 points), Mimir (err-mimir-max-...) and VictoriaMetrics."""
+_QUERY_AGAIN = re.compile(r'^error when executing query=".*" (?:on the time range|for) \([^)]*\): ')
+"""Before the reason in errors of VictoriaMetrics."""
 _WHOLE_ANSWERS_ONLY = {"partial_response": "false", "deny_partial_response": "1"}
 """Parameters of Thanos and VictoriaMetrics; others ignore them."""
 _AS_ASKED = {"nocache": "1", "latency_offset": "1ms"}
@@ -183,7 +185,7 @@ class PrometheusApi:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             answer = None
         said = answer.error if answer else reply.content.decode(errors="replace")
-        said = printable(" ".join(said.split()))[:_MAX_TEXT] or "no reason given"
+        said = _QUERY_AGAIN.sub("", printable(" ".join(said.split())))[:_MAX_TEXT] or "no reason given"
         if status in (401, 403, 407):
             raise UnreachableError(
                 f"refuses the request with HTTP status {status} ({said})",

@@ -92,6 +92,9 @@ class Question:
     where: Where = field(default_factory=dict)
 
 
+_UNITS_NS = (60 * 10**9, 10**9, 10**6)
+
+
 @dataclass(frozen=True, slots=True)
 class TimeRange:
     """A span of time in steps; ns since the epoch, and ns.
@@ -107,6 +110,17 @@ class TimeRange:
     def __post_init__(self) -> None:
         if self.step_ns <= 0 or self.end_ns < self.start_ns:
             raise ValueError(f"no time range: {self.start_ns} to {self.end_ns} ns in steps of {self.step_ns} ns")
+
+    @classmethod
+    def covering(cls, start_ns: int, end_ns: int, step_ns: int) -> TimeRange:
+        """The range with a span in it, as histories can answer it.
+
+        Its start and end are moved outwards to the whole minute, second or millisecond that the step is made of: rows
+        of lower resolution are of whole minutes. The step is rounded up to a whole millisecond.
+        """
+        step_ns += -step_ns % _UNITS_NS[-1]
+        unit_ns = next(unit_ns for unit_ns in _UNITS_NS if step_ns % unit_ns == 0)
+        return cls(start_ns - start_ns % unit_ns, end_ns + -end_ns % unit_ns, step_ns)
 
     def step_ends(self) -> NDArray[np.int64]:
         """End of each whole step, ns since the epoch."""

@@ -19,19 +19,16 @@ from stepscope.store.history.catalog import (
     MetricEntry,
     Retired,
     encode_catalog,
-    read_catalog,
-)
-from stepscope.store.history.maintenance import (
-    edges_of,
     file_number,
     merge_number,
+    read_catalog,
     segment_number,
-    set_aside,
-    stored_file,
 )
+from stepscope.store.history.event_records import edges_of
 from stepscope.store.history.parquet import FileFacts, decode_events, facts_of
 from stepscope.store.history.places import Place
 from stepscope.store.history.plans import remade_with
+from stepscope.store.history.written_files import set_aside, stored_file
 
 _LOG = logging.getLogger(__name__)
 

@@ -6,7 +6,8 @@ read and the server says to which job a series belongs, as long as there are not
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,8 @@ _MAX_SAMPLES = 2_000_000
 """About 60 MB of JSON, and some seconds."""
 _SAMPLES_A_REQUEST = 500_000
 _FIRST_STEPS = 10
+_MAX_NAMED = 4_000
+"""GPUs that are named in a query: 160 kB."""
 
 Floats = NDArray[np.float64]
 Times = NDArray[np.int64]
@@ -52,22 +55,35 @@ def sampled_rates(
         UnreachableError: the server does not answer.
         DataError: it does not answer as Prometheus does, or refuses a query.
     """
-    rates = _read_rates(api, question, times_ms, step_ms, ignored, deadline)
+    added = owner_labels(question)
+    owned: dict[Labels, Floats] = {}
+    asked = question
+    if added:
+        query = owned_query(question, step_ms, server=server, ignored=ignored)
+        owned = stepped_values(api, query, times_ms, step_ms, deadline=deadline)
+        asked = _only_of(question, owned)
+    rates = _read_rates(api, asked, times_ms, step_ms, ignored, deadline) if owned or not added else {}
     if rates is None:
         return None
     names = {label for group in question.by for label in GROUP_LABELS[group]}
-    added = owner_labels(question)
     members: dict[Labels, list[Floats]] = {}
-    if not added:
-        for labels, row in rates.items():
-            members.setdefault(_only(labels, names), []).append(row)
-        return {group: _combined(question.statistic, rows) for group, rows in members.items()}
-    query = owned_query(question, step_ms, server=server, ignored=ignored)
-    for labels, is_owned in stepped_values(api, query, times_ms, step_ms, deadline=deadline).items():
+    for labels, row in rates.items() if not added else ():
+        members.setdefault(_only(labels, names), []).append(row)
+    for labels, is_owned in owned.items():
         own = tuple(pair for pair in labels if pair[0] not in added)
         if own in rates:
             members.setdefault(_only(labels, names), []).append(np.where(np.isnan(is_owned), np.nan, rates[own]))
     return {group: _combined(question.statistic, rows) for group, rows in members.items()}
+
+
+def _only_of(question: Question, owned: Iterable[Labels]) -> Question:
+    """The question about the GPUs, or else the targets, of these series alone: samples of others are not needed."""
+    names = [dict(labels) for labels in owned]
+    for label in ("uuid", "instance"):
+        values = {one.get(label, "") for one in names}
+        if "" not in values and len(values) <= _MAX_NAMED:
+            return replace(question, where={**question.where, label: sorted(values)})
+    return question
 
 
 def step_rates(times_ms: Times, values: Floats, start_ms: int, step_ms: int, num_steps: int) -> Floats:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepscope.core.errors import DataError, UnreachableError
+from stepscope.core.errors import DataError, UnreachableError, from_os_error
 from stepscope.store.history.catalog import (
     CATALOG,
     HOUR_MS,
@@ -26,8 +26,9 @@ from stepscope.store.history.catalog import (
     entity_id,
     file_choice,
     metric_entry,
+    segment_number,
+    segment_path,
 )
-from stepscope.store.history.maintenance import segment_number, segment_path
 from stepscope.store.history.parquet import entities_of, load_pyarrow
 from stepscope.store.history.places import LocalPlace, Place
 from stepscope.store.history.plans import remade_with
@@ -179,7 +180,9 @@ class HistoryFiles:
             choice = [
                 file
                 for file in file_choice(near, tiers, there)
-                if has[file.columns] and file.first_ms - TIER_MS[file.tier] < end_ms and (file.last_ms or 0) > start_ms
+                if has[file.columns]
+                and file.first_ms - max(TIER_MS[file.tier], 1) < end_ms
+                and (file.last_ms or 0) > start_ms
             ]
             if self._copies is not None:
                 self._copies.fetch(choice)
@@ -283,6 +286,7 @@ class _Copies:
         Raises:
             FileGoneError: one is not there any more.
             UnreachableError: the store does not answer.
+            DataError: the temporary folder is full.
         """
         with self._guard:
             missing = [file for file in files if file.path not in self._sizes]
@@ -294,7 +298,7 @@ class _Copies:
                     raise UnreachableError(f"cannot be read ({error})", where=self._place.location) from error
                 for file, content in zip(some, contents, strict=True):
                     if content is not None:
-                        self.path(file).write_bytes(content)
+                        self._write(self.path(file), content)
                         self._sizes[file.path] = len(content)
             needed = {file.path for file in files}
             excess = sum(self._sizes.values()) - MAX_COPIED_BYTES
@@ -303,3 +307,12 @@ class _Copies:
                     break
                 excess -= self._sizes.pop(path)
                 (self._folder / path.replace("/", "+")).unlink(missing_ok=True)
+
+    def _write(self, path: Path, content: memoryview) -> None:
+        try:
+            path.write_bytes(content)
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            problem = from_os_error(error, "cannot be written", where=str(self._folder))
+            problem.what_next = "set TMPDIR to a larger disk, or ask for less time"
+            raise problem from error

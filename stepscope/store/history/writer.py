@@ -18,8 +18,8 @@ import numpy as np
 
 from stepscope.core.errors import from_os_error
 from stepscope.core.text.numbers import counted
-from stepscope.store.history.catalog import Catalog, described
-from stepscope.store.history.maintenance import Maintenance, segment_path
+from stepscope.store.history.catalog import Catalog, described, segment_path
+from stepscope.store.history.maintenance import Maintenance
 from stepscope.store.history.parquet import no_pyarrow
 from stepscope.store.history.places import LocalPlace, place_of
 from stepscope.store.history.plans import Retention
@@ -73,7 +73,7 @@ class HistoryWriter:
         self._blocks: dict[tuple[str, ...], list[TableRows]] = {}
         self._events: list[HistoryEvent] = []
         self._unwritten: list[tuple[bytes, list[TableRows]]] = []
-        self._num_lost = 0
+        self._num_lost, self._num_lost_before = 0, 0
         self._is_failing = False
         self._newest_ns = catalog.newest_ms * 1_000_000
         self._is_behind = False
@@ -83,6 +83,11 @@ class HistoryWriter:
     def catalog(self) -> Catalog:
         """What the history holds in Parquet files."""
         return self._maintenance.catalog
+
+    @property
+    def num_lost(self) -> int:
+        """Batches that were lost so far: of those that could not be written the oldest."""
+        return self._num_lost_before + self._num_lost
 
     def __enter__(self) -> HistoryWriter:
         return self
@@ -150,7 +155,7 @@ class HistoryWriter:
             if self._is_failing:
                 lost = f"; {counted(self._num_lost, 'batch')} lost" if self._num_lost else "; nothing is lost"
                 _LOG.warning("%s: can be written again%s", self._place.location, lost)
-                self._is_failing, self._num_lost = False, 0
+                self._is_failing, self._num_lost_before, self._num_lost = False, self.num_lost, 0
             return True
 
     def maintain(self) -> bool:
@@ -161,7 +166,14 @@ class HistoryWriter:
 
         Returns:
             Whether more remains to be done now.
+
+        Raises:
+            DataError: another writer has taken the place.
         """
+        try:
+            self._lock.renew()
+        except OSError:  # the next flush says so
+            return False
         return self._maintenance.step()
 
     def compact(self) -> None:

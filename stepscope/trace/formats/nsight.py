@@ -2,7 +2,8 @@
 
 Tables are those of NVIDIA's "SQLite Export Schema Reference"; each is there only if the report has such events, and
 newer versions add columns. A process that used a GPU is a rank. NVTX ranges of `torch.autograd.profiler.emit_nvtx()`
-become operators, with their shapes; ranges that count the steps of the training loop become its steps; others are
+become operators, with their shapes; a CUDA graph recorded as a whole (`--cuda-graph-trace=graph`, the default) is one
+kernel; ranges that count the steps of the training loop become its steps; others are
 annotations. There are no arguments of collectives in an export, so waiting cannot be told from transfer.
 """
 
@@ -38,7 +39,7 @@ from stepscope.trace.columns import (
     narrow,
 )
 from stepscope.trace.file_names import read_file_name
-from stepscope.trace.formats.foreign_files import Kind, kind_of_file
+from stepscope.trace.formats.foreign_files import ANALYZE, Kind, kind_of_file
 from stepscope.trace.inflating import Readable
 
 MAGIC = b"SQLite format 3\0"
@@ -190,6 +191,11 @@ class _Export:
         """Traces of the processes that used a GPU, by the devices that they used."""
         if "StringIds" not in self._tables:
             kind = kind_of_file(self._head, self._path) or Kind("an SQLite database")
+            if kind.what_next == ANALYZE:
+                what = f"is {kind.what} without its table of texts"
+                raise NotATraceError(
+                    what, where=self._path, what_next="export the report again: nsys export --type sqlite"
+                )
             what = f"is {kind.what}, not a profiler trace of PyTorch or Nsight Systems"
             raise NotATraceError(what, where=self._path, what_next=kind.what_next.replace("FILE", self._path))
         self._texts = dict(self._database.execute("SELECT id, value FROM StringIds"))
@@ -248,6 +254,12 @@ class _Export:
                 correlation=number,
                 launch=configuration if configuration.grid else None,
             )
+        for start, end, device, stream, number, process, graph in self._select(
+            "CUPTI_ACTIVITY_KIND_GRAPH_TRACE", (*where, "graphId")
+        ):
+            rows = processes.setdefault(_process(process), _Rows())
+            end = end or None  # 0: CUPTI could not collect it
+            rows.add(Category.KERNEL, f"CUDA graph {graph}", Lane(device, stream, True), start, end, correlation=number)
         copies = self._labels("ENUM_CUDA_MEMCPY_OPER", _COPIES)
         memories = self._labels("ENUM_CUDA_MEM_KIND", _MEMORIES)
         for start, end, device, stream, number, process, size, kind, source, target in self._select(

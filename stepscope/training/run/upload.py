@@ -21,7 +21,13 @@ from pathlib import Path
 
 from stepscope.core.documents.run_directory import STEPS_FOLDER
 from stepscope.core.file_locks import is_locked_by_another
-from stepscope.core.protocol.upload_state import UploadProgress, UploadStage, note_training_over, read_upload_progress
+from stepscope.core.protocol.upload_state import (
+    UploadProgress,
+    UploadStage,
+    is_uploading,
+    note_training_over,
+    read_upload_progress,
+)
 from stepscope.core.text.numbers import counted, plain_size
 from stepscope.training.run.side_process import SideProcess
 
@@ -37,9 +43,10 @@ _FIRST_AGAIN_SECONDS, _LAST_AGAIN_SECONDS = 10.0, 600.0
 _LOOK_SECONDS = 5.0
 _POLL_SECONDS = 0.1
 _TELLS_AFTER_SECONDS, _TELLS_EVERY_SECONDS = 1.0, 15.0
-_UNUSABLE = 3
+_UNUSABLE, _IN_USE = 3, 75
 _STEP_FILE = re.compile(r"rank(\d{1,9})\.jsonl")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.")
+_USER = re.compile(r"(?<=://)[^/@]*@")
 _YES = frozenset({"1", "on", "true", "yes"})
 
 
@@ -93,8 +100,12 @@ class NodeUpload:
 
     @property
     def run_url(self) -> str:
-        """URL of the run."""
-        return f"{self._url.rstrip('/')}/{self._folder.name}"
+        """URL of the run, without a user's name and password."""
+        return f"{self._shown_url}/{self._folder.name}"
+
+    @property
+    def _shown_url(self) -> str:
+        return _USER.sub("", self._url).rstrip("/")
 
     def run_task(self) -> None:
         """About once a second, in the background."""
@@ -142,7 +153,7 @@ class NodeUpload:
             return
         if self._reported is None or progress.stage is UploadStage.FAILED:
             what = "is not uploaded" if progress.stage is UploadStage.FAILED else "waits for its upload, tried again"
-            later = f"; later: stepscope runs upload {self._folder} {self._url}"
+            later = f"; later: stepscope runs upload {self._folder} {self._shown_url}"
             later = later if progress.stage is UploadStage.FAILED else ""
             logger.warning("the run %s, %s: %s%s", self._folder, what, progress.problem, later)
         self._reported = progress.problem
@@ -167,18 +178,20 @@ class NodeUpload:
         self._ended_ns = self._ended_ns or time.time_ns()
         if self._has_arrived or self._start_at == float("inf"):
             return
-        if self._process is None:  # a training of less than a second, or a process that has ended
-            if not self._is_lowest_here():
+        if self._process is None:  # of another rank here, or of a training of less than a second
+            progress = read_upload_progress(self._folder)
+            if is_uploading(self._folder) or self._stage_of(progress) is UploadStage.FINISHED:
                 return
             self._start(time.monotonic())
         progress = self._poll(seconds)
-        if self._process is None or self._stage_of(progress) is UploadStage.FINISHED:
-            self._has_arrived = self._process is not None
+        is_of_another = self._process is None or self._process.exit_code == _IN_USE
+        if is_of_another or self._stage_of(progress) is UploadStage.FINISHED:
+            self._has_arrived = not is_of_another
             return
         why = f" ({progress.problem})" if progress is not None and progress.problem else ""
         _tell(
             f"not all of the run has arrived at {self.run_url}{why}; a process goes on where the job lets it, "
-            f"else: stepscope runs upload {self._folder} {self._url}"
+            f"else: stepscope runs upload {self._folder} {self._shown_url}"
         )
 
     def _poll(self, seconds: float) -> UploadProgress | None:

@@ -15,9 +15,10 @@ Arrows lead from a launch to what it launched.
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -52,7 +53,10 @@ _SPARE_LANES = 64
 """Numbers between those of two tracks, for slices that overlap."""
 _LAUNCHING = (Category.RUNTIME,)
 _encode = msgspec.json.Encoder().encode
+_BATCH = 20_000
+"""Events that are in memory as objects at a time."""
 Times = npt.NDArray[np.int64]
+Places = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +103,7 @@ def export_perfetto(
 
     Raises:
         DataError: no trace can be read, or the output cannot be written.
-        UsageError: the job has none of the ranks, or the time is empty.
+        UsageError: the job has none of the ranks, or nothing in that time.
     """
     check_writable(output)
     job = read_job(paths, capture=capture, on_progress=on_progress)
@@ -108,10 +112,10 @@ def export_perfetto(
     ranks = _chosen(sorted(views), selection.ranks)
     zero_ns = min(int(view.window.boundary_ns[0]) for view in aligned.views.values())
     span = _span(selection, zero_ns)
-    partial = output.with_name(f".{output.name}.part")
+    temporary = output.with_name(f".{output.name}.part")
     num_slices = 0
     try:
-        with _opened(partial, is_packed=output.name.endswith(".gz")) as file:
+        with _opened(temporary, is_packed=output.name.endswith(".gz")) as file:
             file.write(b'{"displayTimeUnit":"ns","traceEvents":[\n')
             separator = b""
             for rank in ranks:
@@ -122,12 +126,16 @@ def export_perfetto(
                     separator = b",\n"
                 num_slices += writer.num_slices
             file.write(b"\n]}\n")
-        partial.replace(output)
+        if not num_slices:
+            steps_end_ns = max(view.window.end_ns for view in aligned.views.values())
+            what = f"nothing of {ranks_words(ranks)} is in the chosen time"
+            raise UsageError(what, what_next=f"the profiled steps are 0 to {(steps_end_ns - zero_ns) / 1e6:,.1f} ms")
+        temporary.replace(output)
     except OSError as error:
         raise from_os_error(error, "cannot be written", where=str(output)) from error
     finally:
         with suppress(OSError):
-            partial.unlink()
+            temporary.unlink()
     return Exported(output, ranks, num_slices, aligned.clocks.residual_us)
 
 
@@ -145,12 +153,18 @@ def _chosen(known: list[int], wanted: frozenset[int] | None) -> list[int]:
 
 
 def _span(selection: Selection, zero_ns: int) -> tuple[int, int]:
-    far = np.iinfo(np.int64)
-    start = far.min if selection.start_ms is None else zero_ns + int(selection.start_ms * 1e6)
-    end = far.max if selection.end_ms is None else zero_ns + int(selection.end_ms * 1e6)
+    far, times = np.iinfo(np.int64), (selection.start_ms, selection.end_ms)
+    for time in times:
+        if time is not None and not abs(time) < _FAR_MS:
+            raise UsageError(f"{time} is not a time in ms", what_next="give ms after the first profiled step")
+    start, end = (None if time is None else zero_ns + int(time * 1e6) for time in times)
+    start, end = far.min if start is None else start, far.max if end is None else end
     if start >= end:
         raise UsageError("the time to export is empty", what_next="give --start before --end, in ms")
     return start, end
+
+
+_FAR_MS = 1e12
 
 
 def _trace_of(view: RankView, paths: Sequence[str]) -> TraceColumns:
@@ -212,8 +226,9 @@ class _RankWriter:
             own = rows[is_own]
             words = [trace.names[number] for number in trace.name[own].tolist()]
             first = _FIRST_LANE + place * _SPARE_LANES
-            yield from self._track(first, name, start[is_own], end[is_own], words, _arguments(trace, own))
-        yield from filter(None, [self._arrows(trace, rows, start)])
+            facts = partial(_arguments, trace, own)
+            yield from self._track(first, name, start[is_own], end[is_own], words, facts)
+        yield from self._arrows(trace, rows, start)
 
     def _on_job_clock(self, times_ns: Times) -> Times:
         """Times of the rank's own clock; the correction is linear over the window, and goes on beyond it."""
@@ -247,29 +262,38 @@ class _RankWriter:
         start: Times,
         end: Times,
         names: Sequence[str],
-        arguments: Sequence[tuple[str, dict[str, Any]]] | None = None,
+        facts_of: Callable[[Places], list[tuple[str, dict[str, Any]]]] | None = None,
     ) -> Iterator[list[dict[str, Any]]]:
-        """Slices of one track, cut at the ends of the exported time; those that overlap another on tracks below it."""
+        """Slices of one track, cut at the ends of the exported time; those that overlap another on tracks below it.
+
+        Args:
+            facts_of: category and arguments of the slices at some places.
+        """
         is_inside = (end > self._span[0]) & (start < self._span[1])
         places = np.flatnonzero(is_inside)
         order = places[np.lexsort((-end[places], start[places]))]
         lanes = nested_lanes(start[order], end[order], _SPARE_LANES)
-        start_us, end_us = (((np.clip(times, *self._span) - self._zero_ns) / 1e3).tolist() for times in (start, end))
-        events = []
-        for place, lane in zip(order.tolist(), lanes, strict=True):
-            event = {
-                "ph": "X",
-                "pid": self._rank + 1,
-                "tid": self._thread(number + lane),
-                "name": names[place],
-                "ts": round(start_us[place], 3),
-                "dur": round(end_us[place] - start_us[place], 3),
-            }
-            if arguments is not None:
-                event["cat"], event["args"] = arguments[place]
-            events.append(event)
-        if events:
-            yield [*self._heads(number, name, sorted(set(lanes))), *events]
+        if lanes:
+            yield list(self._heads(number, name, sorted(set(lanes))))
+        for first in range(0, len(lanes), _BATCH):
+            chosen = order[first : first + _BATCH]
+            start_us, end_us = ((np.clip(times[chosen], *self._span) - self._zero_ns) / 1e3 for times in (start, end))
+            columns = (chosen.tolist(), lanes[first : first + _BATCH], start_us.tolist(), end_us.tolist())
+            events: list[dict[str, Any]] = [
+                {
+                    "ph": "X",
+                    "pid": self._rank + 1,
+                    "tid": self._thread(number + lane),
+                    "name": names[place],
+                    "ts": round(begins, 3),
+                    "dur": round(ends - begins, 3),
+                }
+                for place, lane, begins, ends in zip(*columns, strict=True)
+            ]
+            if facts_of is not None:
+                for event, (category, arguments) in zip(events, facts_of(chosen), strict=True):
+                    event["cat"], event["args"] = category, arguments
+            yield events
 
     def _heads(self, number: int, name: str, lanes: Iterable[int]) -> Iterator[dict[str, Any]]:
         for lane in lanes:
@@ -280,13 +304,13 @@ class _RankWriter:
     def _thread(self, number: int) -> int:
         return (self._rank + 1) * _THREADS_OF_RANK + number
 
-    def _arrows(self, trace: TraceColumns, rows: npt.NDArray[np.intp], start: Times) -> list[dict[str, Any]]:
+    def _arrows(self, trace: TraceColumns, rows: Places, start: Times) -> Iterator[list[dict[str, Any]]]:
         """From the launch of each kernel or copy to it."""
         category, correlation = trace.category[rows], trace.correlation[rows]
         launches = np.flatnonzero(np.isin(category, _LAUNCHING) & (correlation != NONE))
         launched = np.flatnonzero(np.isin(category, DEVICE_CATEGORIES) & (correlation != NONE))
         if not len(launches) or not len(launched):
-            return []
+            return
         launches = launches[np.argsort(correlation[launches], kind="stable")]
         found = np.searchsorted(correlation[launches], correlation[launched])
         has_launch = found < len(launches)
@@ -294,6 +318,9 @@ class _RankWriter:
         thread = {lane: _FIRST_LANE + at * _SPARE_LANES for at, lane in enumerate(np.unique(trace.lane[rows]).tolist())}
         events: list[dict[str, Any]] = []
         for to, place in zip(launched[has_launch].tolist(), found[has_launch].tolist(), strict=True):
+            if len(events) >= _BATCH:
+                yield events
+                events = []
             for row, phase in ((int(launches[place]), {"ph": "s"}), (to, {"ph": "f", "bp": "e"})):
                 events.append(
                     {
@@ -306,7 +333,8 @@ class _RankWriter:
                         "cat": "launch",
                     }
                 )
-        return events
+        if events:
+            yield events
 
 
 _THREADS_OF_RANK = 1 << 20
@@ -343,8 +371,9 @@ _KINETO_WORDS = {
 """Kineto's words for categories where they are not the lower-case name."""
 
 
-def _arguments(trace: TraceColumns, rows: npt.NDArray[np.intp]) -> list[tuple[str, dict[str, Any]]]:
-    """Kineto's category of each row, and what the trace says of it beside its time."""
+def _arguments(trace: TraceColumns, rows: Places, places: Places) -> list[tuple[str, dict[str, Any]]]:
+    """Kineto's category of the rows at some places, and what the trace says of them beside their time."""
+    rows = rows[places]
     columns = (trace.category[rows], trace.correlation[rows], trace.num_bytes[rows], trace.shapes[rows])
     words = [_KINETO_WORDS.get(category, category.name.lower()) for category in Category]
     return [

@@ -53,7 +53,8 @@ def jobs_of_history(history: MetricHistory, start_ns: int, end_ns: int, *, runs:
         what_next = "record agents with stepscope history run"
         raise UsageError(f"the history has no {_HOLDS}: it does not say which jobs had GPUs", what_next=what_next)
     step_ns = _LEAST_STEP_NS * max(1, -(-(end_ns - start_ns) // (_LEAST_STEP_NS * _MAX_STEPS)))
-    time = TimeRange(start_ns - (start_ns - end_ns) % step_ns, end_ns, step_ns)
+    covered = TimeRange.covering(start_ns, end_ns, step_ns)
+    time = TimeRange(covered.start_ns - (covered.start_ns - covered.end_ns) % step_ns, covered.end_ns, step_ns)
     ends = time.step_ends()
     jobs: dict[tuple[str, str], _Job] = defaultdict(_Job)
     for labels, present in _present(history, _HOLDS, (GroupBy.GPU, GroupBy.JOB), time):
@@ -79,7 +80,7 @@ def jobs_of_history(history: MetricHistory, start_ns: int, end_ns: int, *, runs:
             sorted(job.nodes),
             len(job.gpus),
             int(ends[min(job.steps)]) - step_ns,
-            int(ends[max(job.steps)]),
+            min(int(ends[max(job.steps)]), end_ns),
             max(job.steps) >= len(ends) - _LIVE_STEPS,
             sorted(job.runs),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +25,7 @@ from stepscope.store.history.questions import (
 
 _OF_JOB = (GroupBy.GPU, GroupBy.NODE)
 """Groups that are compared with the others of their job."""
+_JOBS = {GroupBy.JOB, GroupBy.USER, GroupBy.TEAM}
 _NICE_STEPS_SECONDS = (15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
 _STEPS = 60
 """About how many steps an answer has unless asked for otherwise."""
@@ -70,6 +72,8 @@ def ask_history(history: MetricHistory, request: HistoryRequest) -> HistoryRepor
     jobs = compares and GroupBy.JOB not in question.by and set(question.by) & set(_OF_JOB)
     by = (*question.by, GroupBy.JOB) if jobs else question.by
     answer = history.range(Question(question.metric, by, question.statistic, question.where), time)
+    if jobs and not answer.groups:  # no job has any: all are compared with each other
+        answer = history.range(question, time)
     groups = groups_of(answer, compares=compares)
     if compares:
         groups.sort(key=lambda group: -abs(group.deviation) if group.deviation is not None else 1.0)
@@ -90,8 +94,19 @@ def ask_history(history: MetricHistory, request: HistoryRequest) -> HistoryRepor
         groups[: request.top],
         len(groups),
         events,
-        [] if groups else [Notice("no_values", f"no series of {question.metric} has a value in this time")],
+        [] if groups else [Notice("no_values", _no_values(question))],
     )
+
+
+def _no_values(question: Question) -> str:
+    if depends_on_jobs(question.by):
+        return f"no GPU with a value of {question.metric} was one job's alone at the end of a step"
+    return f"no series of {question.metric} has a value in this time"
+
+
+def depends_on_jobs(by: Sequence[GroupBy]) -> bool:
+    """Whether groups follow from jobs: the values of a step belong to the job that has the GPU at its end."""
+    return not _JOBS.isdisjoint(by)
 
 
 def unit_of_values(kind: MetricKind | None, unit: Unit | None, statistic: Statistic) -> str | None:

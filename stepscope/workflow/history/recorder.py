@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -29,6 +29,7 @@ _MAX_WAITING_BYTES = 256 << 20
 """Of values that wait for a store that is busy; of 1,250 agents those of an hour."""
 LEFT_OUT = ("duplicate", "limit", "store")
 """Why samples are left out."""
+_MAX_UNKEPT_EVENTS = 100_000
 _MAX_KINDS = 10_000
 _MAX_LINES = 8
 """Targets that change at once and have a line each; more share one."""
@@ -44,7 +45,11 @@ class HistorySink(Protocol):
         """Take events; one that ends is given again."""
 
     def flush(self) -> bool:
-        """Write all; whether it is on the disk."""
+        """Write all; whether it is on the disk. If not, the next flush tries again."""
+
+    @property
+    def num_lost(self) -> int:
+        """Batches that were lost so far: of those that could not be written the oldest."""
 
 
 @dataclass(slots=True)
@@ -100,6 +105,33 @@ class _Changes:
                 _log.info("%s: answers again after %.0f s", instance, seconds)
 
 
+class _Unkept:
+    """What the sink could not write: its events are given again, and of batches that it lost a gap tells."""
+
+    def __init__(self) -> None:
+        self._events: list[HistoryEvent] = []
+        self._begins: list[int | None] = []
+        self._num_lost = 0
+
+    def give(self, sink: HistorySink, events: Sequence[HistoryEvent], first_ns: int | None) -> bool:
+        """Give events and flush; whether all is on the disk. `first_ns`: of the batch, ns since the epoch."""
+        self._begins.append(first_ns)
+        self._events += events
+        num_lost = sink.num_lost - self._num_lost
+        begins = [begin for begin in self._begins[: num_lost + 1] if begin is not None]
+        if num_lost and len(begins) > 1:
+            text = "the store could not be written for too long"
+            self._events.append(HistoryEvent(HistoryEventKind.GAP, begins[0], begins[-1], (), GapReason.NOT_KEPT, text))
+        sink.append_events(self._events)
+        is_kept = sink.flush()
+        if is_kept:
+            self._begins.clear()
+            self._num_lost = sink.num_lost
+        if is_kept or len(self._events) > _MAX_UNKEPT_EVENTS:
+            self._events = []
+        return is_kept
+
+
 class Recorder:
     """Takes scrapes, and hands rows and events to a sink.
 
@@ -117,7 +149,8 @@ class Recorder:
         self._episodes = Episodes(before)
         self._targets: dict[Labels, _Target] = {}
         self._lock = threading.Lock()
-        self._batch = RowBatch({})
+        self._batch = RowBatch()
+        self._unkept = _Unkept()
         self._events: list[HistoryEvent] = []
         self._changes = _Changes()
         self._known_kinds: set[str] = set()
@@ -194,15 +227,13 @@ class Recorder:
     def hand_over(self) -> bool:
         """Give all to the sink and flush it; whether it is on the disk."""
         with self._lock:
-            blocks = self._batch.blocks()
-            self._batch = self._batch.next()
+            batch, self._batch = self._batch, RowBatch()
             events, self._events = [*self._events, *self._episodes.take()], []
             changes, self._changes = self._changes, _Changes()
         changes.log()
-        for block in blocks:
+        for block in batch.blocks():
             self._sink.append(block)
-        self._sink.append_events(events)
-        is_kept = self._sink.flush()
+        is_kept = self._unkept.give(self._sink, events, batch.first_ns)
         self.counts.flushes += 1
         self.counts.failed_flushes += not is_kept
         return is_kept

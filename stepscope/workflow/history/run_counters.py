@@ -170,7 +170,7 @@ _TRAINING_INFO = TRAINING + "info"
 def _steps(start_ns: int, end_ns: int, step_ns: int) -> TimeRange:
     """The span in steps that cover all of it, of at least `step_ns`."""
     step_ns *= max(1, -(-(end_ns - start_ns) // (step_ns * _MAX_STEPS)))
-    return TimeRange(start_ns - step_ns, end_ns + step_ns, step_ns)
+    return TimeRange.covering(start_ns - step_ns, end_ns + step_ns, step_ns)
 
 
 def totals_of_rates(rates: NDArray[np.float64], step_seconds: float) -> NDArray[np.float64]:

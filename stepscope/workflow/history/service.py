@@ -22,6 +22,7 @@ from functools import partial
 from typing import Protocol
 
 from stepscope.core.errors import StepscopeError, UnreachableError
+from stepscope.core.process import return_free_memory
 from stepscope.core.text.numbers import counted
 from stepscope.store.history.questions import HistoryEvent, HistoryEventKind, HistoryMetric, Labels
 from stepscope.workflow.history.pages import PageLimits
@@ -227,8 +228,8 @@ class Recording:
         return made
 
     def _set_targets(self, targets: Iterable[ScrapeTarget], now: float) -> None:
-        wanted = {target.labels: target for target in reversed(list(targets))}
-        wanted = dict(reversed(wanted.items()))
+        of_agents = {str(target.client): target for target in targets}  # of one named twice that of its source
+        wanted = {target.labels: target for target in of_agents.values()}
         gone = [target for labels, target in self._targets.items() if labels not in wanted]
         new = [target for labels, target in wanted.items() if labels not in self._targets]
         self._targets = wanted
@@ -317,8 +318,11 @@ class Recording:
             try:
                 if kinds := self._recorder.new_kinds():
                     self._store.describe(kinds)
+                has_worked = False
                 while self._store.maintain() and not self._is_ending.is_set():
-                    pass
+                    has_worked = True
+                if has_worked:
+                    return_free_memory()
             except Exception as error:  # the thread's edge: segments stay, and it is tried again
                 _log.warning("the store could not be compacted: %s", error)
                 self._is_ending.wait(_STATUS_SECONDS)

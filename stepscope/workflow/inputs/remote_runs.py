@@ -93,11 +93,18 @@ def local_records(url: str) -> str:
     Raises:
         DataError, UnreachableError: as `open_remote_run`; also where the URL is no run's.
     """
+    if url.startswith("file://"):
+        return url.removeprefix("file://")
     run = open_remote_run(url, [])
     if run is None:
         refuse_many_remote_runs(url)
         raise DataError("is not a run", where=url, what_next="give the URL of a run's folder")
     return str(run.folder)
+
+
+def local_run(path: str) -> str:
+    """A local path as it is, and of a URL `local_records`."""
+    return local_records(path) if "://" in path else path
 
 
 def refuse_many_remote_runs(url: str) -> None:

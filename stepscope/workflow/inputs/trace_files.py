@@ -92,7 +92,7 @@ def find_trace_files(paths: Iterable[str], *, capture: Choice = None) -> TraceFi
     """
     files: dict[str, str] = {}
     notices: list[Notice] = []
-    given = list(paths)
+    given = [_run_on_disk(text) or text for text in paths]
     if len(given) == 1 and (remote := open_remote_run(given[0], notices)) is not None:
         return _of_remote_run(remote, capture, notices)
     errors: list[DataError] = []
@@ -119,6 +119,12 @@ def find_trace_files(paths: Iterable[str], *, capture: Choice = None) -> TraceFi
         notices=notices,
         num_captures=len(captures),
     )
+
+
+def _run_on_disk(url: str) -> str | None:
+    """Path of the run directory that a file:// URL names; None for anything else."""
+    path = url.removeprefix("file://")
+    return path if path != url and is_recorded_run(Path(path)) else None
 
 
 def open_ranks(path: str) -> list[TraceColumns]:

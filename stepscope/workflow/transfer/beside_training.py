@@ -12,7 +12,7 @@ from pathlib import Path
 from stepscope.core.documents.run_directory import TRACES_FOLDER, UPLOADS_FOLDER
 from stepscope.core.documents.upload import UploadState
 from stepscope.core.errors import StepscopeError
-from stepscope.core.protocol.upload_state import UploadProgress, UploadStage, is_training_over
+from stepscope.core.protocol.upload_state import UploadProgress, UploadStage, is_training_over, training_over_ns
 from stepscope.workflow.inputs.object_stores import store_error, store_errors
 from stepscope.workflow.stored_runs.places import decode_uploads, locked_file
 from stepscope.workflow.stored_runs.sizes import PRUNED_MARK
@@ -27,6 +27,8 @@ AFTER_TRAINING_SECONDS = 1800.0
 """Then what has not arrived is left for `stepscope runs upload`."""
 VIEWS_SECONDS = 300.0
 """The processes that reduce traces end by then."""
+_CLOCK_STEP_NS = 20_000_000
+"""Times of files are some milliseconds behind the clock."""
 _KEPT_SECONDS = 86_400.0
 """Records of a run that has arrived stay so long in the node's folder, for an attempt that goes on from them."""
 
@@ -58,17 +60,17 @@ class UploadBesideTraining:
         """Upload until training has ended; returns whether all has arrived."""
         with own_folder(self._folder):
             while True:
-                self._upload()
-                self._wait_for_parent()
-                if not self._is_over():  # a further attempt, or a further training of this process
+                began_ns = time.time_ns()
+                is_whole = self._upload()
+                self._wait_for_parent(began_ns)
+                if self._is_parent_alive() or not self._is_over():  # more was written, or is
                     continue
                 is_whole = self._upload()  # what came meanwhile: an analysis, views
-                if not self._is_over():
-                    continue
-                if is_whole and not self._keep:
+                if is_whole and not self._keep and self._is_over():
                     remove_arrived(self._folder, self._uploader.record)
                     self._remove_old()
-                return is_whole
+                if self._is_over():
+                    return is_whole
 
     def _upload(self) -> bool:
         """Turns until nothing more is written and all has arrived; False where that takes too long.
@@ -82,26 +84,27 @@ class UploadBesideTraining:
             is_over = self._is_over()  # before the look at the files: what was written until then is uploaded
             if is_over and give_up_at == float("inf"):
                 give_up_at, num_failed = time.monotonic() + AFTER_TRAINING_SECONDS, 0
-            seconds = TURN_SECONDS
+            seconds, as_of_ns = TURN_SECONDS, time.time_ns()
             try:
                 if is_over and self._reduces:
                     self._uploader.turn(is_last=False)
                     self._wait_for_views()
+                    as_of_ns = time.time_ns()
                 is_whole = self._uploader.turn(is_last=is_over)
                 num_failed = 0
                 if is_over and is_whole:
-                    self._report(UploadStage.FINISHED, None)
+                    self._report(UploadStage.FINISHED, None, as_of_ns)
                     return True
-                self._report(UploadStage.WAITING, None)
+                self._report(UploadStage.WAITING, None, as_of_ns)
                 seconds = _LOOK_SECONDS if is_over else TURN_SECONDS
             except (StepscopeError, *store_errors()) as error:  # type: ignore[misc]
                 num_failed += 1
                 seconds = again_seconds(num_failed)
                 problem = str(error if isinstance(error, StepscopeError) else store_error(self._url, error))
                 self._uploader.note_problem(problem)
-                self._report(UploadStage.WAITING, problem)
+                self._report(UploadStage.WAITING, problem, as_of_ns)
             if time.monotonic() + seconds > give_up_at:
-                self._report(UploadStage.FAILED, self._uploader.record.problem)
+                self._report(UploadStage.FAILED, self._uploader.record.problem, as_of_ns)
                 return False
             self._wait(seconds, until_over=not is_over)
 
@@ -121,9 +124,13 @@ class UploadBesideTraining:
         while time.monotonic() < until and not (until_over and self._is_over()):
             time.sleep(min(_LOOK_SECONDS, max(until - time.monotonic(), 0.0)))
 
-    def _wait_for_parent(self) -> None:
-        """The process may still read what it wrote, or train again."""
-        while self._is_parent_alive() and self._is_over():
+    def _wait_for_parent(self, uploaded_ns: int) -> None:
+        """Until the parent has ended, or a process of training says that it has written more by now.
+
+        The parent may read what it wrote, or train again.
+        """
+        latest_ns = uploaded_ns - _CLOCK_STEP_NS
+        while self._is_parent_alive() and self._is_over() and training_over_ns(self._folder) < latest_ns:
             time.sleep(_LOOK_SECONDS)
 
     def _wait_for_views(self) -> None:
@@ -135,10 +142,10 @@ class UploadBesideTraining:
                 return
             time.sleep(_LOOK_SECONDS)
 
-    def _report(self, stage: UploadStage, problem: str | None) -> None:
+    def _report(self, stage: UploadStage, problem: str | None, as_of_ns: int) -> None:
         record = self._uploader.record
         with suppress(OSError):
-            UploadProgress(stage, record.waiting_files, record.waiting_bytes, problem).write(self._folder)
+            UploadProgress(stage, record.waiting_files, record.waiting_bytes, problem, as_of_ns).write(self._folder)
 
     def _remove_old(self) -> None:
         """Delete the folders of other runs here that have arrived and were not written for a day."""

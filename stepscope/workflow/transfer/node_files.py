@@ -12,7 +12,6 @@ from typing import BinaryIO, NamedTuple
 
 from stepscope.core.documents import run_directory as layout
 
-LOCK_FILE = ".upload-lock"
 COPY_FILE = ".upload-copy"
 
 _APPENDED = (

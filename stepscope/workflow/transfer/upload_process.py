@@ -9,6 +9,7 @@ until all that training wrote has arrived, and keeps how far it is in a file for
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _give_up(folder: Path, problem: str) -> None:
     with suppress(OSError):
-        UploadProgress(UploadStage.FAILED, problem=problem).write(folder)
+        UploadProgress(UploadStage.FAILED, problem=problem, time_ns=time.time_ns()).write(folder)
 
 
 if __name__ == "__main__":

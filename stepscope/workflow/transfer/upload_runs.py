@@ -15,16 +15,18 @@ from stepscope.core.documents.run_directory import STEPS_FOLDER, UPLOADS_FOLDER
 from stepscope.core.documents.stored_runs import UploadedRun, UploadReport
 from stepscope.core.documents.upload import NodeUpload
 from stepscope.core.errors import DataError, StepscopeError, UsageError
+from stepscope.core.protocol.upload_state import LOCK_FILE
 from stepscope.core.text.numbers import counted, plain_size
 from stepscope.core.vocabulary import Notice
 from stepscope.store.runs import is_run
 from stepscope.workflow.inputs.object_stores import store_error, store_errors
 from stepscope.workflow.stored_runs.places import locked_file
-from stepscope.workflow.transfer.node_files import LARGE_FOLDERS, LOCK_FILE
+from stepscope.workflow.transfer.node_files import LARGE_FOLDERS
 from stepscope.workflow.transfer.target import UploadTarget
 from stepscope.workflow.transfer.upload import NodeUploader
 
 MOST_TRIES = 5
+_LOCK_TRIES = 4
 _FIRST_AGAIN_SECONDS, LONGEST_AGAIN_SECONDS = 1.0, 60.0
 
 
@@ -42,13 +44,21 @@ def own_folder(folder: Path) -> Iterator[None]:
     """
     descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UploadInUseError("is being uploaded by another process", where=str(folder)) from None
+        if not _lock(descriptor):
+            raise UploadInUseError("is being uploaded by another process", where=str(folder))
         yield
     finally:
         os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    """Whether it could be locked; whoever only looks has it for an instant."""
+    for _ in range(_LOCK_TRIES):
+        with suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        time.sleep(0.05)
+    return False
 
 
 def again_seconds(num_failed: int) -> float:

@@ -260,6 +260,15 @@ def test_nvsentinel_889_a_fabric_manager_that_does_not_run_is_seen_within_minute
     assert "is the fabric manager running?" in machine.open()[0].message
 
 
+def test_a_gpu_that_leaves_the_fabric_is_seen_within_a_minute() -> None:
+    machine = Machine()
+    machine.set({"fabric_state{state=completed}": 1.0, "fabric_state{state=in_progress}": 0.0})
+    assert not machine.looks(5)
+    machine.set({"fabric_state{state=completed}": 0.0, "fabric_state{state=in_progress}": 1.0})
+    machine.looks(5)
+    assert machine.codes() == ["fabric_state"]
+
+
 def test_eks_node_monitoring_agent_141_a_machine_without_that_service_misses_none() -> None:
     machine = Machine()
     machine.set({"fabric_state{state=completed}": 1.0, "fabric_state{state=not_started}": 0.0})  # GB200: no service

@@ -312,7 +312,7 @@ def test_a_slow_pcie_link_counts_under_load_only() -> None:
     machine.set({**_LINK, "utilization_ratio": 0.0})
     assert not machine.looks(30)
     machine.set({"utilization_ratio": 1.0})
-    assert not machine.looks(6)
+    assert not machine.looks(3)
     machine.looks(2)
     (event,) = machine.open()
     assert (event.code, event.severity, event.action) == ("pcie_downgrade", _WARNING, Action.CHECK_MECHANICALS)

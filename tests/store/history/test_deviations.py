@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -10,11 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.store.history.deviations import Deviation, deviations_of, top_deviations
-from stepscope.store.history.embedded import history_at
-from stepscope.store.history.questions import Labels, SeriesAnswer, TimeRange
-from stepscope.store.history.writer import HistoryWriter
-from tests.store.history.blocks import MINUTE, POWER, START, block, gpu, labels
+from stepscope.store.history.deviations import Deviation, deviations_of
+from stepscope.store.history.questions import Labels, SeriesAnswer
+from tests.store.history.blocks import gpu
 
 NAN = float("nan")
 
@@ -55,16 +52,3 @@ def test_differences_are_to_the_median_of_the_job(jobs: list[list[float]]) -> No
     found = deviations_of(answer(rows))
     expected = [value - median(some) for some in jobs if len(some) > 1 for value in some]
     assert sorted(one.difference for one in found if one) == pytest.approx(sorted(expected), abs=1e-6)
-
-
-def test_the_farthest_come_first(tmp_path: Path) -> None:
-    power = {0: 100.0, 1: 110.0, 2: 300.0, 3: 90.0}
-    with HistoryWriter(tmp_path) as writer:
-        for minute in range(1, 4):
-            time = START + minute * MINUTE
-            writer.append(block([gpu(index) for index in power], time, **{POWER: list(power.values())}))
-            writer.append(block([labels(instance="n0:9400")], time, up=[1.0]))
-            jobs = [member(index, "7") for index in power]
-            writer.append(block(jobs, time, stepscope_gpu_job_info=[1.0] * len(jobs)))
-    found = top_deviations(history_at(tmp_path), POWER, TimeRange(START, START + 3 * MINUTE, MINUTE), 2)
-    assert [(one.labels, one.difference) for one in found] == [(member(2, "7"), 195.0), (member(3, "7"), -15.0)]

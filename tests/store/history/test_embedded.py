@@ -235,3 +235,15 @@ def test_events_are_kept_and_told_again(tmp_path: Path) -> None:
         assert history.events(START, START + 2 * HOUR) == [ended, other]
         assert history.events(START + 2 * MINUTE, START + 2 * HOUR) == [other]
         assert history.events(START, START + 2 * HOUR, where={"uuid": "GPU-n0:9400-0"}) == [other]
+
+
+def test_a_range_may_end_with_the_first_row_of_a_file(tmp_path: Path) -> None:
+    with HistoryWriter(tmp_path, clock=lambda: START + 2 * HOUR) as writer:
+        for second in (1, 2):
+            writer.append(block([gpu(0)], START + second * SECOND, **{POWER: [float(second)]}))
+        writer.compact()
+        history = history_at(tmp_path)
+        for second in (1, 2):
+            time = TimeRange(START, START + second * SECOND, SECOND)
+            assert as_dict(history.range(Question(POWER), time)) == {gpu(0): [1.0, 2.0][:second]}
+        assert as_dict(history.latest(Question(POWER), at_ns=START + SECOND)) == {gpu(0): [1.0]}

@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 
 from stepscope.core.errors import DataError, UnreachableError, UsageError
+from stepscope.core.metrics import MetricKind, Unit
 from stepscope.store.history import prometheus_api as api_module
 from stepscope.store.history.prometheus import PrometheusHistory
-from stepscope.store.history.questions import Question, TimeRange
+from stepscope.store.history.questions import GroupBy, Question, TimeRange
 from tests.agent.web.certificates import self_signed
 
 _SECOND = 10**9
@@ -257,3 +258,46 @@ def test_the_latest_values_of_victoria_metrics_are_not_repeated() -> None:
         (asked,) = [parameters for path, parameters, _ in server.asked if path.endswith("_range")]
     assert found.values.shape == (1, 4)
     assert float(asked["end"]) > now / 1e9 + 30
+
+
+def test_types_that_the_server_does_not_keep_are_unknown() -> None:
+    def answer(path: str, parameters: dict[str, str]) -> Answer:
+        if path.endswith("/metadata"):
+            return 404, b"404 page not found"
+        if path.endswith("/values"):
+            return 200, {"status": "success", "data": ["up", "requests_total", "bad name", "stepscope_gpu_power_watts"]}
+        return _ones(path, parameters)
+
+    with _serving(answer) as server:
+        history = PrometheusHistory(server.url)
+        found = {metric.name: (metric.kind, metric.unit) for metric in history.metrics()}
+        assert (history.range(Question("up"), _TIME).values == 1.0).all()
+    assert found == {
+        "requests_total": (MetricKind.COUNTER, None),
+        "stepscope_gpu_power_watts": (MetricKind.GAUGE, Unit.WATTS),
+        "up": (None, None),
+    }
+
+
+def test_samples_are_read_of_a_jobs_own_gpus_alone() -> None:
+    def answer(path: str, parameters: dict[str, str]) -> Answer:
+        if path.endswith("_range"):
+            labels = {"uuid": "GPU-1", "job_id": "7", "job_kind": "slurm", "instance": "n"}
+            return 200, _success("matrix", {"metric": labels, "values": [[at, "1"] for at in _steps(parameters)]})
+        if parameters["query"].startswith("stepscope_gpu_energy_joules_total{"):
+            end = float(parameters["time"])
+            samples = [[end - 5.0, "100"], [end, "600"]]
+            return 200, _success("matrix", {"metric": {"uuid": "GPU-1", "instance": "n"}, "values": samples})
+        if "increase_prometheus" in parameters["query"]:
+            return 400, {"status": "error", "error": "unknown function"}
+        return _ones(path, parameters)
+
+    question = Question("stepscope_gpu_energy_joules_total", (GroupBy.JOB,), where={"job_id": "7"})
+    with _serving(answer) as server:
+        found = PrometheusHistory(server.url).range(question, _TIME)
+        asked = [parameters["query"] for _, parameters, _ in server.asked if "query" in parameters]
+    assert found.groups == ((("job_id", "7"), ("job_kind", "slurm")),)
+    assert np.nanmax(found.values) == 100.0
+    raw = [query for query in asked if query.startswith("stepscope_gpu_energy_joules_total{")]
+    assert raw
+    assert all('uuid=~"GPU-1"' in query for query in raw)

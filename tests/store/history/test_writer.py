@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from stepscope.core.errors import DataError
-from stepscope.store.history import maintenance
+from stepscope.store.history import maintenance, places
 from stepscope.store.history.embedded import EmbeddedHistory, history_at
 from stepscope.store.history.plans import Retention
 from stepscope.store.history.questions import GroupBy, Question, Statistic, TimeRange
@@ -347,3 +347,24 @@ def test_a_history_on_an_object_store(tmp_path: Path, caplog: pytest.LogCaptureF
         assert count(history_at(url), 70) == NUM_GPUS * 69 * 4
     finally:
         fsspec.filesystem("memory").rm(url, recursive=True)
+
+
+def test_a_writer_that_slept_through_its_lease_does_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"memory://slept-{os.getpid()}-{tmp_path.name}"
+    slept = HistoryWriter(url)
+    slept.append(block([gpu(0)], START + MINUTE, **{POWER: [1.0]}))
+    assert slept.flush()
+    with pytest.raises(DataError, match=r"if that one was killed, the place is free in 1[12]\d s"):
+        HistoryWriter(url)
+    monkeypatch.setattr(places, "LEASE_SECONDS", 0.0)
+    with HistoryWriter(url) as other:
+        other.append(block([gpu(1)], START + MINUTE, **{POWER: [2.0]}))
+        other.compact()
+    slept.append(block([gpu(0)], START + 2 * MINUTE, **{POWER: [3.0]}))
+    with pytest.raises(DataError, match="another writer"):
+        slept.maintain()
+    with pytest.raises(DataError, match="another writer"):
+        slept.flush()
+    with HistoryWriter(url):
+        found = as_dict(history_at(url).range(Question(POWER), TimeRange(START, START + 2 * MINUTE, MINUTE)))
+    assert found == {gpu(0): [1.0, None], gpu(1): [2.0, None]}

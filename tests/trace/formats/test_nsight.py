@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import sqlite3
 from collections import Counter
 from contextlib import closing
@@ -152,3 +153,36 @@ def test_ranges_that_count_are_steps(names: list[str], steps: list[int]) -> None
 
 def test_ranges_that_overlap_are_no_steps() -> None:
     assert step_names([(0, 10, "step 1"), (5, 15, "step 2")]) == {}
+
+
+def test_a_graph_recorded_as_a_whole_keeps_the_gpu_busy(export: Path, tmp_path: Path) -> None:
+    """nsys records graphs so by default: their kernels are in no table."""
+    path = tmp_path / "graphs.sqlite"
+    path.write_bytes(export.read_bytes())
+    columns = "start, end, deviceId, streamId, correlationId, globalPid"
+    with closing(sqlite3.connect(path)) as database:
+        database.execute(f"CREATE TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE ({columns}, graphId, graphExecId)")
+        spans = f"SELECT {columns}, 4, 5 FROM CUPTI_ACTIVITY_KIND_KERNEL"
+        database.execute(f"INSERT INTO CUPTI_ACTIVITY_KIND_GRAPH_TRACE {spans}")
+        lost = (0, 0, 0, 7, 1, 1 << 56 | 4711 << 24, 4, 5)
+        database.execute("INSERT INTO CUPTI_ACTIVITY_KIND_GRAPH_TRACE VALUES (?, ?, ?, ?, ?, ?, ?, ?)", lost)
+        database.execute("DELETE FROM CUPTI_ACTIVITY_KIND_KERNEL")
+        database.commit()
+    (trace,), (whole,) = read_ranks(path), read_ranks(export)
+    kernels = [one.rows_of(Category.KERNEL) for one in (trace, whole)]
+    assert {trace.names[name] for name in trace.name[kernels[0]].tolist()} == {"CUDA graph 4"}
+    assert (trace.end_ns - trace.start_ns)[kernels[0]].sum() == (whole.end_ns - whole.start_ns)[kernels[1]].sum()
+    assert trace.quality.dropped == 1
+
+
+def test_a_packed_export_and_one_without_texts_say_what_to_do(export: Path, tmp_path: Path) -> None:
+    packed, textless = tmp_path / "a.sqlite.gz", tmp_path / "b.sqlite"
+    packed.write_bytes(gzip.compress(export.read_bytes()))
+    textless.write_bytes(export.read_bytes())
+    with closing(sqlite3.connect(textless)) as database:
+        database.execute("DROP TABLE StringIds")
+        database.commit()
+    with pytest.raises(NotATraceError, match="compressed; unpack it"):
+        read_ranks(packed)
+    with pytest.raises(NotATraceError, match="without its table of texts; export the report again"):
+        read_ranks(textless)

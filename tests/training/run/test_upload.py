@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,10 +81,29 @@ def test_two_nodes_without_a_common_folder_make_one_run(tmp_path: Path) -> None:
     records = [json.loads(path.read_bytes()) for path in (run / "uploads").iterdir()]
     assert sorted((record["state"], record["ranks"]) for record in records) == [("finished", [0]), ("finished", [1])]
     assert json.loads((run / "run.json").read_bytes())["attempts"][0]["ended"] == "finished"
-    # an attempt that follows on a node goes on from the records there
-    _ended(_start(url, tmp_path / "node0", rank=0, size=1))
+
+
+def test_an_attempt_that_follows_on_a_node_goes_on_from_its_records(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/there"
+    for _ in range(2):
+        _, errors = _ended(_start(url, tmp_path / "node"))
+        assert "not all" not in errors, errors
+    run = tmp_path / "there" / "gpt"
     assert [line["index"] for line in _lines(run / "steps" / "rank0.jsonl")] == list(range(12))
     assert len(json.loads((run / "run.json").read_bytes())["attempts"]) == 2
+
+
+def test_ranks_of_one_node_share_an_upload(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/there"
+    ranks = [_start(url, tmp_path / "node", rank=rank, size=3, steps=6 + 30 * rank) for rank in range(3)]
+    for process in ranks:
+        _, errors = _ended(process)
+        assert "not all" not in errors, errors
+    run = tmp_path / "there" / "gpt"
+    assert [len(_lines(run / "steps" / f"rank{rank}.jsonl")) for rank in range(3)] == [6, 36, 66]
+    (record,) = [json.loads(path.read_bytes()) for path in (run / "uploads").iterdir()]
+    assert (record["state"], record["ranks"]) == ("finished", [0, 1, 2])
+    assert json.loads((run / "run.json").read_bytes())["attempts"][0]["ended"] == "finished"
 
 
 def test_a_store_that_does_not_answer_holds_nothing_up(tmp_path: Path) -> None:
@@ -162,11 +180,9 @@ def test_a_folder_of_others_in_the_temporary_directory_is_refused(
 
 def test_progress_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read_upload_progress(tmp_path) is None
-    UploadProgress(UploadStage.WAITING, 3, 12, "no answer").write(tmp_path)
-    found = read_upload_progress(tmp_path)
-    assert found is not None
-    assert replace(found, time_ns=0) == UploadProgress(UploadStage.WAITING, 3, 12, "no answer")
-    assert found.time_ns > 0
+    progress = UploadProgress(UploadStage.WAITING, 3, 12, "no answer", 7)
+    progress.write(tmp_path)
+    assert read_upload_progress(tmp_path) == progress
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"stage": "x", "files": 1}', "\0"])

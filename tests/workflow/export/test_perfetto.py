@@ -153,6 +153,11 @@ def test_bad_requests_are_one_line_and_leave_no_file(run: Path, tmp_path: Path) 
         export_perfetto([str(run)], output, Selection(frozenset({7})))
     with pytest.raises(UsageError, match="empty"):
         export_perfetto([str(run)], output, Selection(start_ms=5.0, end_ms=5.0))
+    for time_ms in (float("nan"), float("inf"), -float("inf"), 1e300):
+        with pytest.raises(UsageError, match="is not a time in ms"):
+            export_perfetto([str(run)], output, Selection(start_ms=time_ms))
+    with pytest.raises(UsageError, match="the profiled steps are 0 to"):
+        export_perfetto([str(run)], output, Selection(start_ms=1e6))
     with pytest.raises(DataError):
         export_perfetto([str(run)], tmp_path / "none" / "trace.json")
     assert list(tmp_path.iterdir()) == []
@@ -167,3 +172,11 @@ def test_slices_of_a_lane_lie_in_or_beside_each_other(spans: list[tuple[int, int
         for j in range(i):
             if lanes[i] == lanes[j]:
                 assert begins >= slices[j][1] or ends <= slices[j][1]
+
+
+def test_events_are_the_same_in_batches_of_any_size(
+    run: Path, events: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepscope.workflow.export.perfetto._BATCH", 7)
+    export_perfetto([str(run)], tmp_path / "trace.json")
+    assert _events(tmp_path / "trace.json") == events

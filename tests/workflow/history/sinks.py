@@ -21,6 +21,7 @@ class MemoryStore:
 
     Attributes:
         is_full: it takes nothing more.
+        num_lost: batches that it lost.
     """
 
     blocks: list[SampleBlock] = field(default_factory=list)
@@ -28,6 +29,7 @@ class MemoryStore:
     kinds: dict[str, MetricKind | None] = field(default_factory=dict)
     num_flushes: int = 0
     is_full: bool = False
+    num_lost: int = 0
 
     def append(self, block: SampleBlock) -> None:
         self.blocks.append(block)

@@ -63,10 +63,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_jobs_have_their_gpus_nodes_times_and_runs(folder: Path) -> None:
-    report = jobs_of_history(history_at(folder), _START_NS, _END_NS)
+@pytest.mark.parametrize("later_ns", [0, 123_456_789])
+def test_jobs_have_their_gpus_nodes_times_and_runs(later_ns: int, folder: Path) -> None:
+    report = jobs_of_history(history_at(folder), _START_NS + later_ns, _END_NS - later_ns)
     found = {job.id: job for job in report.jobs}
     assert list(found) == ["7", "8", "9"]
+    assert found["7"].last_ns == _END_NS - later_ns
     assert (found["7"].num_gpus, found["7"].nodes, found["7"].user) == (2, ["n0:9455", "n1:9455"], "ada")
     assert (found["7"].is_live, found["8"].is_live, found["9"].is_live) == (True, False, False)
     assert found["7"].runs == ["gpt"]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+from pathlib import Path
 
 import pytest
 
 from stepscope.core.errors import UnreachableError
 from stepscope.core.metrics import MetricKind
-from stepscope.store.history.questions import HistoryEventKind, HistoryMetric
+from stepscope.store.history import writer as writer_module
+from stepscope.store.history.embedded import history_at
+from stepscope.store.history.places import LocalPlace
+from stepscope.store.history.questions import GroupBy, HistoryEventKind, HistoryMetric, Question, TimeRange
 from stepscope.workflow.history import recorder as recorder_module
 from stepscope.workflow.history.recorder import Recorder, not_recorded
 from stepscope.workflow.history.scrapes import Scrape, ScrapeTarget, target_of
@@ -45,36 +50,6 @@ def test_rows_of_several_targets_and_times_are_one_block() -> None:
     assert [value == 3.0 for value in block.columns["b"].tolist()] == [False, True] * 4
 
 
-def test_entities_are_the_same_object_from_batch_to_batch_until_there_is_a_new_one() -> None:
-    store = MemoryStore()
-    recorder = Recorder(store)
-    seen = []
-    for seconds, names in enumerate((["n1", "n2"], ["n2"], ["n1", "n3"], ["n1"])):
-        for name in names:
-            _take(recorder, _target(name), seconds, b'a{gpu="0"} 1\n')
-        store.blocks.clear()
-        recorder.hand_over()
-        (block,) = [block for block in store.blocks if "a" in block.columns]
-        seen.append(block.entities)
-        for place, name in zip(block.entity, names, strict=True):
-            assert dict(block.entities[place])["instance"] == f"{name}:9455"
-    assert seen[0] is seen[1]
-    assert seen[2] is seen[3] is not seen[1]
-
-
-def test_entities_that_are_gone_are_forgotten() -> None:
-    store = MemoryStore()
-    recorder = Recorder(store)
-    for seconds in range(3000):
-        _take(recorder, _target(), seconds, b'a{job="%d"} 1\na{job="stays"} 2\n' % seconds)
-        store.blocks.clear()
-        recorder.hand_over()
-    (block,) = [block for block in store.blocks if "a" in block.columns]
-    assert len(block.entities) < 1500
-    stays = [dict(block.entities[place])["job"] for place in block.entity]
-    assert dict(zip(stays, block.columns["a"].tolist(), strict=True)) == {"2999": 1.0, "stays": 2.0}
-
-
 def test_kinds_are_told_where_names_say_otherwise() -> None:
     recorder = Recorder(MemoryStore())
     kinds = {b"a": b"counter", b"b_total": b"counter", b"c_total": b"gauge", b"d": b"gauge"}
@@ -105,12 +80,49 @@ def test_a_store_that_is_too_slow_is_a_gap_of_all(
     assert caplog.text.count("the store is too slow") == 1
 
 
-def test_a_store_that_cannot_be_written_is_counted() -> None:
+def test_a_store_that_cannot_be_written_gets_its_events_again_and_what_it_lost_is_a_gap() -> None:
     store = MemoryStore(is_full=True)
     recorder = Recorder(store)
-    _take(recorder, _target(), 0, b"a 1\n")
-    assert not recorder.hand_over()
-    assert (recorder.counts.flushes, recorder.counts.failed_flushes) == (1, 1)
+    for number in range(4):
+        _take(recorder, _target(), 15 * number, None if number == 1 else b"a 1\n")
+        store.events.clear()  # it was given them and lost them
+        assert not recorder.hand_over()
+    store.num_lost = 2
+    store.events.clear()
+    store.is_full = False
+    assert recorder.hand_over()
+    found = {event.code: (event.start_ns // _S, event.end_ns) for event in store.events.values()}
+    assert found == {"timed_out": (15, 30 * _S), "not_kept": (0, 30 * _S)}
+    assert (recorder.counts.flushes, recorder.counts.failed_flushes) == (5, 4)
+    store.events.clear()
+    assert recorder.hand_over()
+    assert store.events == {}
+
+
+def test_a_full_disk_with_the_real_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "MAX_PENDING_BYTES", 1)
+    write = LocalPlace.write
+    is_full = [False]
+
+    def full(self: LocalPlace, path: str, content: bytes) -> None:
+        if is_full[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(self, path, content)
+
+    monkeypatch.setattr(LocalPlace, "write", full)
+    begin = 1_790_000_000
+    with writer_module.HistoryWriter(tmp_path / "history", clock=lambda: begin * _S) as writer:
+        recorder = Recorder(writer)
+        for number in range(6):
+            is_full[0] = 1 <= number <= 3
+            _take(recorder, _target(), begin + 15 * number, None if number == 2 else b"a %d\n" % number)
+            assert recorder.hand_over() is not is_full[0]
+    history = history_at(tmp_path / "history")
+    span = TimeRange((begin - 15) * _S, (begin + 90) * _S, 15 * _S)
+    (values,) = history.range(Question("a", (GroupBy.NODE,)), span).values
+    assert [None if value != value else value for value in values.tolist()] == [0.0, None, None, None, 4.0, 5.0, None]
+    events = {event.code: (event.start_ns // _S - begin, event.end_ns) for event in history.events(0, 2**62)}
+    assert events == {"timed_out": (30, (begin + 45) * _S), "not_kept": (15, (begin + 60) * _S)}
 
 
 def test_a_target_that_is_forgotten_leaves_nothing_open() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -88,8 +89,10 @@ def _run(tmp_path: Path, *, with_places: bool = True) -> tuple[Path, list[RankSt
     return run, ranks
 
 
-def test_samples_of_each_ranks_gpu_and_host_are_found(history: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("later_ns", [0, 123_456_789])
+def test_samples_of_each_ranks_gpu_and_host_are_found(later_ns: int, history: Path, tmp_path: Path) -> None:
     run, steps = _run(tmp_path)
+    steps[0].steps[0] = replace(steps[0].steps[0], start_ns=_START_NS - later_ns)
     ranks, notices = counters_of_history(history_at(history), run, _MANIFEST, steps)
     assert notices == []
     assert [one.rank for one in ranks] == [0, 1]

@@ -158,6 +158,17 @@ def test_targets_are_read_again_and_one_that_vanishes_is_no_gap(tmp_path: Path) 
     assert not any(name.startswith("__") for one in labels for name, _ in one)
 
 
+def test_an_agent_that_is_named_twice_is_scraped_once(tmp_path: Path) -> None:
+    store, file = MemoryStore(), tmp_path / "targets.json"
+    with PageServer(_counting()) as server:
+        file.write_text(f'[{{"targets": ["{server.address}"], "labels": {{"rack": "r1"}}}}]')
+        with _recording(store, server.address, server.address, sources=(str(file),)) as recorder:
+            _until(lambda: recorder.status().counts.scrapes >= 4)
+            assert recorder.status().num_targets == 1
+    assert store.blocks
+    assert {dict(labels).get("rack") for labels in store.blocks[-1].entities} == {"r1"}
+
+
 def test_pages_may_be_packed_and_bombs_are_too_large() -> None:
     def packed(content: bytes) -> Callable[[BaseHTTPRequestHandler], None]:
         def behave(handler: BaseHTTPRequestHandler) -> None:
@@ -317,3 +328,22 @@ def test_a_real_agent_on_a_made_driver(tmp_path: Path, monkeypatch: pytest.Monke
     assert set(values) == {71.722}
     assert store.codes() == {}
     assert recorder.status().counts.left_out.total() == 0
+
+
+def test_a_clock_that_is_set_is_one_line_and_stops_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ahead, real, real_ns = [0.0], time.time, time.time_ns
+    monkeypatch.setattr(time, "time", lambda: real() + ahead[0])
+    monkeypatch.setattr(time, "time_ns", lambda: real_ns() + int(ahead[0] * 1e9))
+    store = MemoryStore()
+    with PageServer(_counting()) as server:
+        with _recording(store, server.address) as recorder:
+            _until(lambda: recorder.status().counts.scrapes >= 2)
+            ahead[0] = -3600.0
+            before = recorder.status().counts.scrapes
+            _until(lambda: recorder.status().counts.scrapes >= before + 3)
+        (values,) = store.values("a").values()
+    assert sorted(value for _, value in values) == [float(number) for number in range(1, len(values) + 1)]
+    assert sum("the clock was set by -3600 s" in record.getMessage() for record in caplog.records) == 1
+    assert store.events == {}

@@ -103,6 +103,13 @@ def test_runs_below_urls_are_compared_by_all_their_steps(memory: str, tmp_path: 
     assert record.manifest == here.manifest is not None
 
 
+def test_a_run_on_disk_may_be_given_as_a_url(tmp_path: Path) -> None:
+    whole, _ = _job(tmp_path)
+    found = find_trace_files([f"file://{whole}"])
+    assert (found.run_directory, found.num_captures, found.url) == (whole, 2, None)
+    assert local_records(f"file://{whole}") == str(whole)
+
+
 def test_only_what_changed_is_fetched_again(memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = write_run(tmp_path / "r", more={"views/step4/rank0.view": b"v", "views/step9/rank0.view": b"only a view"})
     upload_runs(str(run), memory)

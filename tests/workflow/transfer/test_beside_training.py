@@ -84,7 +84,7 @@ def test_lines_are_uploaded_while_they_are_written_and_to_the_last(
         writer.stdout.readline()
         # this process is the parent that is alive: the end is that of the writer's lock
         upload = UploadBesideTraining(run, memory, os.getppid(), keep=True, reduces=False)
-        monkeypatch.setattr(upload, "_wait_for_parent", lambda: None)
+        monkeypatch.setattr(upload, "_is_parent_alive", lambda: not upload._has_been_written)
         thread = threading.Thread(target=upload.run, daemon=True)
         thread.start()
         until = time.monotonic() + 30.0
@@ -100,10 +100,10 @@ def test_lines_are_uploaded_while_they_are_written_and_to_the_last(
 def test_training_that_was_over_before_it_was_seen(memory: str, tmp_path: Path) -> None:
     upload = UploadBesideTraining(write_run(tmp_path / "r"), memory, os.getppid(), keep=True, reduces=False)
     assert not upload._is_over()
-    (tmp_path / "r" / ".upload-over").write_text(str(os.getppid()))
+    (tmp_path / "r" / ".upload-over").write_text(f"{os.getppid()}\n")
     assert upload._is_over()
-    note_training_over(tmp_path / "r")
-    assert not upload._is_over()
+    note_training_over(tmp_path / "r")  # another process of this node
+    assert upload._is_over()
 
 
 def test_a_folder_that_is_deleted_ends_its_upload(memory: str, tmp_path: Path) -> None:

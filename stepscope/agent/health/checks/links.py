@@ -102,6 +102,7 @@ class NvlinkChecks:
         self._links: dict[tuple[str, ...], CounterWindow] = {}
         self._counted_ns: int | None = None
         self._was_up: set[str] = set()
+        self._has_joined = False
 
     def samples(self, gpu: ObservedGpu) -> Iterator[CheckSample]:
         self._watch_links(gpu)
@@ -225,8 +226,10 @@ class NvlinkChecks:
             if state in _FABRIC:
                 severity, message = _FABRIC[state]
                 evidence = CheckEvidence(severity, Action.RESTART_FABRIC_MANAGER, message)
-                yield bad("fabric_state", sample.time_ns, evidence)
+                enter_seconds = _LEFT_FABRIC_SECONDS if self._has_joined else None
+                yield bad("fabric_state", sample.time_ns, evidence, enter_seconds=enter_seconds)
             elif state == "completed":
+                self._has_joined = True
                 yield good("fabric_state", sample.time_ns)
         aspects = gpu.by_label("fabric_health")
         wrong = [aspect for aspect, sample in aspects.items() if not sample.value]
@@ -241,6 +244,10 @@ class NvlinkChecks:
             yield bad("fabric_unhealthy", time_ns, CheckEvidence(severity, Action.RESTART_FABRIC_MANAGER, message))
         else:
             yield good("fabric_unhealthy", time_ns)
+
+
+_LEFT_FABRIC_SECONDS = 30.0
+"""A GPU that was in the fabric and is not any more is not one that takes its time to join it."""
 
 
 def by_number(link: str) -> tuple[int, str]:
