@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import plotly.graph_objects as go
@@ -82,17 +82,19 @@ def _breakdown(run: Run, theme: str) -> go.Figure:
     if ranks.empty:
         raise DataError("has no profiled step to break down", where=", ".join(run.paths))
     shown = [category for category in CATEGORY_ORDER if (ranks[category.value] > 0).any()]
-    labels = ranks.index.astype("str") if len(ranks) <= _MAX_NAMED_RANKS else ranks.index
+    is_named = len(ranks) <= _MAX_NAMED_RANKS
+    if not is_named:  # bars are narrower than a pixel and hide their neighbours, which are alike in this order
+        ranks = ranks.sort_values([TimeCategory.WAIT.value, TimeCategory.COMPUTE_BOUND.value], kind="stable")
+    on_cpu = is_on_cpu(run.analysis.job)
     return go.Figure(
-        [
-            _bar(labels, ranks[category.value], category, theme, on_cpu=is_on_cpu(run.analysis.job))
-            for category in shown
-        ],
+        [_bar(ranks, category, theme, is_named=is_named, on_cpu=on_cpu) for category in shown],
         {
             "barmode": "stack",
-            "bargap": 0.2 if len(ranks) <= _MAX_NAMED_RANKS else 0.0,
+            "bargap": 0.2 if is_named else 0.0,
             "title": {"text": "Where did the time of each rank go?"},
-            "xaxis": {"title": {"text": "rank"}, "type": "category" if len(ranks) <= _MAX_NAMED_RANKS else "linear"},
+            "xaxis": {"title": {"text": "rank"}, "type": "category"}
+            if is_named
+            else {"title": {"text": f"{len(ranks):,} ranks, those that wait least first"}, "showticklabels": False},
             "yaxis": {"title": {"text": "share of the profiled steps"}, "tickformat": ".0%", "range": [0, 1]},
         },
     )
@@ -101,19 +103,19 @@ def _breakdown(run: Run, theme: str) -> go.Figure:
 _MAX_NAMED_RANKS = 64
 
 
-def _bar(ranks: pd.Index[Any], shares: pd.Series[float], category: TimeCategory, theme: str, *, on_cpu: bool) -> go.Bar:
+def _bar(ranks: pd.DataFrame, category: TimeCategory, theme: str, *, is_named: bool, on_cpu: bool) -> go.Bar:
     words = category_words(category, on_cpu=on_cpu)
-    shape = _PATTERNS[pattern(category)] if len(ranks) <= _MAX_NAMED_RANKS else ""
     return go.Bar(
-        x=ranks,
-        y=shares,
+        x=ranks.index.astype("str") if is_named else np.arange(len(ranks)),
+        y=ranks[category.value],
         name=words,
         marker={
             "color": THEMES[theme][0][category],
             "line": {"width": 0},
-            "pattern": {"shape": shape, "solidity": 0.2},
+            "pattern": {"shape": _PATTERNS[pattern(category)] if is_named else "", "solidity": 0.2},
         },
-        hovertemplate=f"rank %{{x}}: %{{y:.1%}} {words}<extra></extra>",
+        customdata=ranks.index,
+        hovertemplate=f"rank %{{customdata}}: %{{y:.1%}} {words}<extra></extra>",
     )
 
 

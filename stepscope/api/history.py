@@ -98,10 +98,10 @@ class History:
             where: values that labels must have: {"job_id": "42", "rack": ["r1", "r2"]}.
             statistic: mean, min, max, sum or count over the series of a group.
         """
-        start_ns, end_ns = _time_ns(start), _time_ns(end)
+        start_ns, end_ns = _span_ns(start, end)
         step_ns = _step_ns(end_ns - start_ns) if step is None else _duration_ns(step)
-        if step_ns <= 0 or end_ns < start_ns:
-            raise UsageError("the time is empty", what_next="give start before end, and a step")
+        if step_ns <= 0:
+            raise UsageError("the step is empty", what_next='give "1m", "2h", or seconds')
         question = self._question(metric, by, where, statistic)
         answer = self._backend.range(question, TimeRange.covering(start_ns, end_ns, step_ns))
         times = pd.DatetimeIndex(pd.to_datetime(answer.times_ns, unit="ns", utc=True), name="time")
@@ -129,7 +129,7 @@ class History:
 
     def events(self, *, start: Time = "-1d", end: Time = "now", where: Where | None = None) -> pd.DataFrame:
         """Health events, gaps and verdicts that overlap a time, the oldest first; `end` is NaT where one lasts."""
-        found = self._backend.events(_time_ns(start), _time_ns(end), where=where)
+        found = self._backend.events(*_span_ns(start, end), where=where)
         return pd.DataFrame(
             {
                 "kind": pd.Series([event.kind.value for event in found], dtype="str"),
@@ -159,7 +159,7 @@ class History:
         """
         card = None if rates is None else read_rates(Path(rates))
         names = path_names(runs) if runs else []
-        return Report(read_cost(self._backend, _time_ns(start), _time_ns(end), by=by, rates=card, runs=names), "rows")
+        return Report(read_cost(self._backend, *_span_ns(start, end), by=by, rates=card, runs=names), "rows")
 
     def jobs(
         self, *, start: Time = "-1d", end: Time = "now", runs: str | PathLike[str] | None = None
@@ -170,7 +170,7 @@ class History:
             runs: a folder of run directories to join with the jobs.
         """
         folder = None if runs is None else fspath(runs)
-        return Report(jobs_of_history(self._backend, _time_ns(start), _time_ns(end), runs=folder), "jobs")
+        return Report(jobs_of_history(self._backend, *_span_ns(start, end), runs=folder), "jobs")
 
     def _question(self, metric: str, by: str | Sequence[str], where: Where | None, statistic: str) -> Question:
         known = {one.name for one in self._backend.metrics()}
@@ -200,14 +200,21 @@ def _member(kind: Any, word: str, what: str) -> Any:
 
 
 def _columns(groups: Sequence[Labels], by: Sequence[GroupBy]) -> pd.Index:
-    """Labels of the groups, a level each; those that no group has are left out."""
+    """Labels of the groups, a level each, "" where unknown; those that no group has are left out, unless it is all."""
     named: list[Mapping[str, str]] = [dict(group) for group in groups]
     wanted = dict.fromkeys(label for one in by for label in GROUP_LABELS[one])
-    levels = [label for label in wanted if any(label in group for group in named)]
+    levels = [label for label in wanted if any(label in group for group in named)] or list(wanted)
     if not levels:
         return pd.Index(["all"] * len(groups), dtype="str")
     columns = [[group.get(level, "") for group in named] for level in levels]
     return pd.MultiIndex.from_arrays(columns, names=levels) if len(levels) > 1 else pd.Index(columns[0], name=levels[0])
+
+
+def _span_ns(start: Time, end: Time) -> tuple[int, int]:
+    start_ns, end_ns = _time_ns(start), _time_ns(end)
+    if end_ns <= start_ns:
+        raise UsageError("the time is empty", what_next="give start before end")
+    return start_ns, end_ns
 
 
 def _time_ns(time: Time) -> int:

@@ -42,6 +42,16 @@ def test_breakdown_shows_the_frame(run: Run) -> None:
     assert {bar.marker.color for bar in figure.data} <= set(THEMES["light"][0].values())
 
 
+def test_of_many_ranks_those_that_wait_least_are_together(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepscope.api.figures._MAX_NAMED_RANKS", 1)
+    figure, frame = run.figure("breakdown"), run.breakdown(by="rank")
+    assert list(figure.data[0].customdata) == list(frame.sort_values("wait").index) == [1, 0]
+    for bar in figure.data:
+        assert bar.marker.pattern.shape == ""
+    shown = sum(np.array(bar.y) for bar in figure.data)
+    assert shown == pytest.approx(np.ones(len(frame)))
+
+
 def test_timeline_shares_are_those_of_the_breakdown(run: Run) -> None:
     (heatmap, *_) = run.figure("timeline").data
     frame = run.breakdown(by="rank")

@@ -92,7 +92,7 @@ def test_events_and_metrics(history: History) -> None:
         ({"start": "yesterday-ish"}, "is not a time"),
         ({"step": "soon"}, "is not a duration"),
         ({"start": "now", "end": "-1h"}, "the time is empty"),
-        ({"step": 0}, "the time is empty"),
+        ({"step": 0}, "the step is empty"),
         ({"start": None}, "is not a time"),
         ({"start": ""}, "is not a time"),
         ({"start": True}, "is not a time"),
@@ -168,3 +168,14 @@ def test_times_until_now_can_be_asked_for(history: History, step: Any, rows: int
 @pytest.mark.parametrize(("duration", "hours"), [("7d", 168), ("1d2h", 26), ("2 d", 48), ("1 day", 24), ("1D", 24)])
 def test_days_are_taken_without_a_warning(duration: str, hours: int) -> None:
     assert _duration_ns(duration) == hours * 3600 * 10**9
+
+
+def test_groups_that_no_series_has_are_unknown_not_all(history: History) -> None:
+    frame = history.range("gpu_power_watts", by="mig_profile", start=_START, end="2026-11-01T01:00Z", step="1h")
+    assert (frame.columns.name, list(frame.columns)) == ("mig_profile", [""])
+
+
+@pytest.mark.parametrize("call", ["events", "jobs", "cost"])
+def test_a_time_that_ends_before_it_begins_is_one_line(history: History, call: str) -> None:
+    with pytest.raises(UsageError, match="the time is empty"):
+        getattr(history, call)(start="now", end="-1h")

@@ -12,6 +12,8 @@ RECORD = "record with torch.profiler (stepscope run -- COMMAND does), and give i
 _NCCL = "run: stepscope nccl FILE"
 _NSIGHT = "run: nsys export --type sqlite REPORT.nsys-rep, and give what it writes"
 _ROCPROF = f"read it with rocprof's own tools; for stepscope {RECORD}"
+ANALYZE = "run: stepscope analyze FILE"
+"""What to do with a file that the analysis reads: not where it was refused."""
 _UNPACK = "unpack it, and give what is in it"
 
 
@@ -65,7 +67,7 @@ _BY_CONTENT: tuple[tuple[bytes, tuple[bytes, ...], Kind], ...] = (
     (
         b"SQLite format 3\0",
         (b"CUPTI_ACTIVITY_KIND", b"TARGET_INFO", b"NVTX_EVENTS"),
-        Kind("an SQLite export of Nsight Systems", "run: stepscope analyze FILE"),
+        Kind("an SQLite export of Nsight Systems", ANALYZE),
     ),
     (b"SQLite format 3\0", (), Kind("an SQLite database")),
     (b"PAR1", (), Kind("a Parquet table", "run: stepscope whatif FILE, if it is an operation table")),

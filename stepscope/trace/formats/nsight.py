@@ -39,7 +39,7 @@ from stepscope.trace.columns import (
     narrow,
 )
 from stepscope.trace.file_names import read_file_name
-from stepscope.trace.formats.foreign_files import Kind, kind_of_file
+from stepscope.trace.formats.foreign_files import ANALYZE, Kind, kind_of_file
 from stepscope.trace.inflating import Readable
 
 MAGIC = b"SQLite format 3\0"
@@ -191,6 +191,11 @@ class _Export:
         """Traces of the processes that used a GPU, by the devices that they used."""
         if "StringIds" not in self._tables:
             kind = kind_of_file(self._head, self._path) or Kind("an SQLite database")
+            if kind.what_next == ANALYZE:
+                what = f"is {kind.what} without its table of texts"
+                raise NotATraceError(
+                    what, where=self._path, what_next="export the report again: nsys export --type sqlite"
+                )
             what = f"is {kind.what}, not a profiler trace of PyTorch or Nsight Systems"
             raise NotATraceError(what, where=self._path, what_next=kind.what_next.replace("FILE", self._path))
         self._texts = dict(self._database.execute("SELECT id, value FROM StringIds"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import sqlite3
 from collections import Counter
 from contextlib import closing
@@ -172,3 +173,16 @@ def test_a_graph_recorded_as_a_whole_keeps_the_gpu_busy(export: Path, tmp_path: 
     assert {trace.names[name] for name in trace.name[kernels[0]].tolist()} == {"CUDA graph 4"}
     assert (trace.end_ns - trace.start_ns)[kernels[0]].sum() == (whole.end_ns - whole.start_ns)[kernels[1]].sum()
     assert trace.quality.dropped == 1
+
+
+def test_a_packed_export_and_one_without_texts_say_what_to_do(export: Path, tmp_path: Path) -> None:
+    packed, textless = tmp_path / "a.sqlite.gz", tmp_path / "b.sqlite"
+    packed.write_bytes(gzip.compress(export.read_bytes()))
+    textless.write_bytes(export.read_bytes())
+    with closing(sqlite3.connect(textless)) as database:
+        database.execute("DROP TABLE StringIds")
+        database.commit()
+    with pytest.raises(NotATraceError, match="compressed; unpack it"):
+        read_ranks(packed)
+    with pytest.raises(NotATraceError, match="without its table of texts; export the report again"):
+        read_ranks(textless)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from stepscope.core.errors import DataError, NotATraceError, TruncatedTraceError
 from stepscope.core.text.numbers import counted, form
 from stepscope.trace.columns import RankSource, ReadQuality, TraceColumns
-from stepscope.trace.formats.foreign_files import is_memory_timeline, kind_of_file, kind_of_object
+from stepscope.trace.formats.foreign_files import ANALYZE, is_memory_timeline, kind_of_file, kind_of_object
 from stepscope.trace.formats.foreign_traces import check_is_pytorchs
 from stepscope.trace.formats.kineto.building import ColumnsBuilder
 from stepscope.trace.formats.kineto.header import build_header, listed_ranks, parse_metadata
@@ -188,6 +188,10 @@ def _other_file(text: bytes, opening: bytes, path: str) -> NotATraceError:
     is_object = opening == b"{"
     kind = kind_of_object(text) if is_object else kind_of_file(text, path)
     if kind is not None:
+        if kind.what_next == ANALYZE:  # read where it is not packed
+            return NotATraceError(
+                f"is {kind.what}, compressed", where=path, what_next="unpack it, and give what is in it"
+            )
         what = f"is {kind.what}, not a profiler trace of PyTorch"
         return NotATraceError(what, where=path, what_next=kind.what_next.replace("FILE", path))
     what = "is not a profiler trace (it has no list traceEvents)" if is_object else "is not JSON"
