@@ -2,9 +2,9 @@
 
     python -m benchmarks.accuracy.layers [--traces FOLDER...] [--counted FOLDER] [--kept FOLDER] [--list]
 
-Over the kept labelled runs; `--traces` adds folders of runs with a truth.json, `--counted` the runs of
-`benchmarks.counted_runs`, unpacked. A verdict is right where cause, reasons, ranks and whether it is a bottleneck are;
-it abstains where it names no cause. A layer is left out by hiding its files.
+Over the kept labelled runs and the kept ones of the suite; `--traces` adds folders of runs with a truth.json,
+`--counted` the runs of `benchmarks.counted_runs`, unpacked. A verdict is right where cause, reasons, ranks and whether
+it is a bottleneck are; it abstains where it names no cause. A layer is left out by hiding its files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchmarks.counted_runs.__main__ import EXPECTED
 from benchmarks.labelled_runs.score import KEPT, NAMING, checks_of, kept_runs, truth_of
 from stepscope.core.documents.analysis import Analysis, LayerVerdict, Verdict
 from stepscope.core.errors import DataError
-from stepscope.core.vocabulary import Cause
+from stepscope.core.vocabulary import HEALTHY_CAUSES, Cause
 from stepscope.workflow.analyze import analyze
 
 FOLDERS = {
@@ -34,6 +34,7 @@ FOLDERS = {
     "memory": ("memory",),
     "nccl": ("nccl",),
 }
+SUITE = Path(__file__).parents[2] / "tests/reference_workloads/suite/recorded"
 JOINED = "all joined"
 RIGHT, WRONG, ABSTAINED = "right", "wrong", "abstained"
 _NO_CAUSE = (Cause.INSUFFICIENT_EVIDENCE, Cause.UNEXPLAINED)
@@ -100,6 +101,8 @@ def labelled_runs(traces: Iterable[Path], counted: Path | None, kept: Path) -> I
     """All runs with a truth."""
     for run in kept_runs(kept):
         yield LabelledRun(f"{run.parent.name}/{run.name}", run, truth_of(run))
+    for path in sorted(SUITE.iterdir()):
+        yield _run_of_suite(path)
     for folder in traces:
         for name, truth in json.loads((folder / "truth.json").read_text()).items():
             whole = {"reasons": [], "bottleneck": None, **truth}
@@ -111,6 +114,24 @@ def labelled_runs(traces: Iterable[Path], counted: Path | None, kept: Path) -> I
         healthy = [Cause.COMPUTE_BOUND, Cause.MEMORY_BOUND, Cause.LATENCY_BOUND]
         truth = {"cause": sorted(causes or healthy), "reasons": sorted(reasons), "bottleneck": causes is not None}
         yield LabelledRun(f"counted/{name}", path, truth)
+
+
+def _run_of_suite(path: Path) -> LabelledRun:
+    """A kept run of the suite: the truth has causes, reasons of each, and the rank of a straggler."""
+    truth = json.loads((path / "truth.json").read_text())
+    reasons = truth["expected_reasons"].get(truth["expected"][0], [])
+    rank = truth["severity"].get("rank") if truth["fault"] == "straggler" else None
+    is_work = set(truth["expected"]) <= HEALTHY_CAUSES  # what the job itself does is no bottleneck
+    return LabelledRun(
+        f"suite/{path.name}",
+        path,
+        {
+            "cause": truth["expected"],
+            "reasons": reasons,
+            "ranks": [] if rank is None else [rank],
+            "bottleneck": None if is_work else True,
+        },
+    )
 
 
 def main() -> None:

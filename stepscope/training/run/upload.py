@@ -219,7 +219,8 @@ class NodeUpload:
 def _waiting(progress: UploadProgress | None) -> str:
     if progress is None or not progress.files:
         return "the last files are looked at"
-    return f"{counted(progress.files, 'file')} ({plain_size(progress.bytes)}) wait"
+    why = f" ({progress.problem})" if progress.problem else ""
+    return f"{counted(progress.files, 'file')} ({plain_size(progress.bytes)}) wait{why}"
 
 
 def _tell(line: str) -> None:
