@@ -102,7 +102,10 @@ def _plan(interval: float, timeout: float | None, labels: tuple[str, ...]) -> An
     timeout = DEADLINE_SHARE * interval if timeout is None else timeout
     if timeout >= interval:
         raise click.UsageError(f"--timeout {timeout:g} must be less than --interval {interval:g}")
-    return RecordingPlan(interval, timeout, dict(_pairs(labels, "--label")))
+    added = dict(_pairs(labels, "--label"))
+    if "instance" in added:
+        raise click.UsageError("--label instance would make all agents one; it is each agent's address")
+    return RecordingPlan(interval, timeout, added)
 
 
 def _pairs(texts: tuple[str, ...], option: str) -> list[tuple[str, str]]:
