@@ -100,8 +100,8 @@ def time_options(*, last: str) -> _Decorator:
         )
         @wraps(function)
         def call(start: str | None, end: str | None, last: float, **options: Any) -> None:
-            end_ns = time.time_ns() if end is None else _moment(end, "--end")
-            start_ns = end_ns - int(last * 1e9) if start is None else _moment(start, "--start")
+            end_ns = time.time_ns() // 10**6 * 10**6 if end is None else _moment(end, "--end")  # as the history's
+            start_ns = end_ns - round(last * 1e3) * 10**6 if start is None else _moment(start, "--start")
             if start_ns >= end_ns:
                 what_next = "check --start and --end"
                 raise UsageError(f"{start or 'the start'} is not before {end or 'now'}", what_next=what_next)

@@ -11,6 +11,7 @@ import webbrowser
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -247,8 +248,10 @@ def _program() -> str:
 @click.option(
     "--history",
     metavar="DIR|URL",
-    help="Record the metrics of agents there meanwhile, as `stepscope history run` does.",
+    help="Show this history, and record the metrics of agents there meanwhile, as `stepscope history run` does. "
+    "A Prometheus-compatible server at http://HOST is only asked.",
 )
+@click.option("--record/--no-record", default=True, help="With --history: --no-record where another process records.")
 @agent_source_options
 @click.option(
     "--interval",
@@ -265,10 +268,13 @@ def dashboard_command(
     insecure: bool,
     allowed_hosts: tuple[str, ...],
     history: str | None,
+    record: bool,
     interval: float,
 ) -> None:
-    """Serve the web app of runs and their verdicts, and with --history record the metrics of agents."""
+    """Serve the web app of runs and their verdicts; with --history also of the cluster, its jobs and events."""
     from stepscope.dashboard.app import serve_dashboard
+    from stepscope.dashboard.queries import FleetQueries
+    from stepscope.workflow.history.opening import is_server, open_history
 
     def announce(url: str) -> None:
         click.echo(f"stepscope dashboard: {url} shows the runs in {root.resolve()}; stop it with Ctrl-C", err=True)
@@ -276,13 +282,18 @@ def dashboard_command(
             webbrowser.open(url)
 
     with ExitStack() as stack:
-        more_metrics = str if history is None else _record(stack, history, agents, interval)
+        records = history is not None and record and not is_server(history)
+        more_metrics = _record(stack, history, agents, interval) if history is not None and records else str
+        fleet = None
+        if history is not None:
+            fleet = FleetQueries(partial(open_history, history), location=history, interval=interval, runs=root)
         serve_dashboard(
             root,
             host=host,
             port=port,
             insecure=insecure,
             allowed_hosts=allowed_hosts,
+            fleet=fleet,
             more_metrics=more_metrics,
             when_listening=announce,
         )

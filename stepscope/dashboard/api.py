@@ -5,8 +5,6 @@ Time lines of the latest few runs are cached as arrays. Unexpected errors are lo
 
 from __future__ import annotations
 
-import logging
-import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -24,6 +22,7 @@ from stepscope.core.documents.run_directory import TIMELINE_FILE
 from stepscope.core.errors import DataError, StepscopeError, UsageError
 from stepscope.core.text.numbers import counted
 from stepscope.core.vocabulary import CATEGORY_ORDER
+from stepscope.dashboard.failures import log_failure
 from stepscope.store.documents import encode_document
 from stepscope.store.runs import NotAnalysedError, RunStatus, RunStore, RunSummary, UnknownRunError
 from stepscope.workflow.panels.timeline import SHARE_UNIT, Tile, Track, make_tile, make_track
@@ -295,13 +294,3 @@ class _TrackCache:
         origin = min(int(track.edges_ns[0]) for track in tracks.values())
         end = max(int(track.edges_ns[-1]) for track in tracks.values())
         return _RunTracks(origin, max(end - origin, 1), tracks)
-
-
-_LOG = logging.getLogger(__name__)
-
-
-def log_failure(error: Exception, *, doing: str) -> str:
-    """Log an unexpected error of the dashboard with its traceback; returns the id of the log line."""
-    error_id = secrets.token_hex(4)
-    _LOG.error("error %s while %s", error_id, doing, exc_info=error)
-    return error_id

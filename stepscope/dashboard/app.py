@@ -6,26 +6,29 @@ import base64
 import hashlib
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 import anyio.to_thread
 import dash
 import uvicorn
-from dash import ClientsideFunction, Input, Output
+from dash import ALL, ClientsideFunction, Input, Output, State
 from fastapi import FastAPI
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stepscope import __version__
 from stepscope.core.errors import DataError, UsageError
-from stepscope.dashboard.api import HeadMiddleware, log_failure, make_api, refuse_in_one_shape
-from stepscope.dashboard.pages.runs import make_run_page, make_runs_page
-from stepscope.dashboard.pages.shell import make_shell, not_found, page_failed
+from stepscope.dashboard.api import HeadMiddleware, make_api, refuse_in_one_shape
+from stepscope.dashboard.cluster_api import make_cluster_api
+from stepscope.dashboard.failures import log_failure
+from stepscope.dashboard.live_slots import SLOT, changes, digests, slots_of
+from stepscope.dashboard.pages.registry import Page, Section, Sources, make_page, page_exists
+from stepscope.dashboard.pages.shell import make_navigation, make_shell, page_failed
+from stepscope.dashboard.queries import REFRESH_SECONDS, FleetQueries
 from stepscope.dashboard.security import LOOPBACK_NAMES, SecurityMiddleware, content_security_policy, is_loopback
-from stepscope.store.runs import RunStore, UnknownRunError
+from stepscope.store.runs import RunStore
 from stepscope.workflow.panels.palette import DARK, LIGHT, mark_rules, variables
 from stepscope.workflow.panels.report import style_sheet
 
@@ -37,6 +40,7 @@ def serve_dashboard(
     port: int,
     insecure: bool = False,
     allowed_hosts: Sequence[str] = (),
+    fleet: FleetQueries | None = None,
     more_metrics: Callable[[], str] = str,
     when_listening: Callable[[str], None],
 ) -> None:
@@ -46,6 +50,7 @@ def serve_dashboard(
         port: port; 0 takes a free one.
         insecure: allow an address that other machines can reach, without a login.
         allowed_hosts: further host names in requests; without them a loopback address accepts only its own names.
+        fleet: questions to the metric history; None: there is none, and pages about the cluster say so.
         more_metrics: further lines of /metrics.
         when_listening: called with the URL once the socket listens.
 
@@ -62,7 +67,7 @@ def serve_dashboard(
     if not root.is_dir():
         raise DataError("is not a directory", where=str(root), what_next="give a directory of runs with --runs")
     names = [*LOOPBACK_NAMES, host.lower(), *(name.lower() for name in allowed_hosts)] if is_loopback(host) else None
-    app = create_app(RunStore(root), allowed_hosts=names, more_metrics=more_metrics)
+    app = create_app(RunStore(root), allowed_hosts=names, fleet=fleet, more_metrics=more_metrics)
     with _bind(host, port) as listener:
         config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, ws="none")
         server = uvicorn.Server(config)
@@ -100,30 +105,37 @@ _COLOUR_SCHEME_SCRIPT = """
 
 
 def create_app(
-    store: RunStore, *, allowed_hosts: Sequence[str] | None = None, more_metrics: Callable[[], str] = str
+    store: RunStore,
+    *,
+    allowed_hosts: Sequence[str] | None = None,
+    fleet: FleetQueries | None = None,
+    more_metrics: Callable[[], str] = str,
 ) -> FastAPI:
     """The dashboard's ASGI app over `store`.
 
     Args:
         allowed_hosts: accepted names in a request's Host header; None for all.
+        fleet: questions to the metric history, if there is one.
         more_metrics: further lines of /metrics.
     """
+    sources = Sources(store, fleet)
     # FastAPI's own documentation pages load scripts from a CDN, so only the bare OpenAPI document is served.
     server = FastAPI(
         title="stepscope", version=__version__, docs_url=None, redoc_url=None, openapi_url="/api/v1/openapi.json"
     )
+    server.include_router(make_cluster_api(fleet))
     server.include_router(make_api(store, more_metrics))
     refuse_in_one_shape(server)
-    dash_app = _make_dash(server, store)
+    dash_app = _make_dash(server, sources)
     policy = content_security_policy([*dash_app.csp_hashes(), _hash(_COLOUR_SCHEME_SCRIPT)])
-    server.add_middleware(_PageMiddleware, store=store)
+    server.add_middleware(_PageMiddleware, sources=sources)
     server.add_middleware(HeadMiddleware)
     server.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=5)
     server.add_middleware(SecurityMiddleware, policy=policy, allowed_hosts=allowed_hosts)
     return server
 
 
-def _make_dash(server: FastAPI, store: RunStore) -> dash.Dash:
+def _make_dash(server: FastAPI, sources: Sources) -> dash.Dash:
     # Dash's signature knows neither a FastAPI server nor a title that stays as it is, though both are documented.
     loose: dict[str, Any] = {"server": server, "update_title": None}
     app: Any = dash.Dash(
@@ -153,23 +165,53 @@ def _make_dash(server: FastAPI, store: RunStore) -> dash.Dash:
         **loose,
     )
     app.backend.websocket_capability = False  # else every page keeps a socket open that nothing uses
-    app.layout = make_shell(store.root)
+    app.layout = make_shell(sources.store.root, refresh_seconds=REFRESH_SECONDS)
 
-    async def show(path: str | None) -> tuple[Any, Any, str]:
-        try:
-            page: Page = await render_page(store, path or "/")
-        except Exception as error:  # at the pages' edge: a page that fails must say so
-            page = Page(
-                page_failed(log_failure(error, doing=f"making the page {path}"), path or "/"), [], "Error – stepscope"
-            )
-        return page.body, page.breadcrumb, page.title
+    async def show(path: str | None, query: str | None) -> tuple[Any, ...]:
+        page = await _page(sources, path or "/", query or "")
+        navigation = make_navigation(
+            [(section.words, section.value, section is page.section) for section in Section],
+            is_page=not page.breadcrumb,
+        )
+        return (
+            page.body,
+            navigation,
+            page.breadcrumb,
+            f"{page.title} – stepscope",
+            not page.is_live,
+            digests(slots_of(page.body)),
+        )
 
     app.callback(
         Output("page", "children"),
+        Output("navigation", "children"),
         Output("breadcrumb", "children"),
         Output("page-title", "data"),
+        Output("tick", "disabled"),
+        Output("live-digests", "data"),
         Input("url", "pathname"),
+        Input("url", "search"),
     )(show)
+
+    async def refresh(asked: dict[str, str], slots: list[dict[str, str]], known: dict[str, int] | None) -> Any:
+        page = await _page(sources, asked["path"], asked["query"])
+        return changes(page.body, [one[SLOT] for one in slots], known)
+
+    app.callback(
+        Output("page", "children", allow_duplicate=True),
+        Output({SLOT: ALL}, "children"),
+        Output("live-digests", "data", allow_duplicate=True),
+        Input("refresh", "data"),
+        State({SLOT: ALL}, "id"),
+        State("live-digests", "data"),
+        prevent_initial_call=True,
+    )(refresh)
+    app.clientside_callback(
+        ClientsideFunction(namespace="stepscope", function_name="askAgain"),
+        Output("refresh", "data"),
+        Input("tick", "n_intervals"),
+        prevent_initial_call=True,
+    )
     app.clientside_callback(
         ClientsideFunction(namespace="stepscope", function_name="setTitle"),
         Output("page-title", "modified_timestamp"),
@@ -193,34 +235,20 @@ _NOT_PAGES = ("/_dash-", "/_favicon.ico", "/assets/", "/api/", "/healthz", "/rea
 """Prefixes of paths that Dash itself or the API answers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
-    """Content of the dashboard's shell for a path: Dash components and the browser's title."""
-
-    body: Any
-    breadcrumb: Any
-    title: str
-
-
-async def render_page(store: RunStore, path: str) -> Page:
-    """The dashboard's page at `path`, built on a worker thread: Dash calls its callbacks on the event loop."""
-    return await anyio.to_thread.run_sync(_render, store, path)
-
-
-def _run_of(path: str) -> str | None:
-    """Id of the run at `path` (percent-encoded as in the URL); '' for the list of runs, None for no page."""
-    parts = path.strip("/").split("/")
-    if parts == [""]:
-        return ""
-    return unquote(parts[1]) if len(parts) == 2 and parts[0] == "runs" and parts[1] else None
+async def _page(sources: Sources, path: str, query: str) -> Page:
+    """The page at `path`, built on a worker thread: Dash calls its callbacks on the event loop."""
+    try:
+        return await anyio.to_thread.run_sync(make_page, sources, path, query)
+    except Exception as error:  # at the pages' edge: a page that fails must say so
+        return Page(page_failed(log_failure(error, doing=f"making the page {path}"), path + query), "Error")
 
 
 class _PageMiddleware:
     """Serves Dash's one HTML document for every page, with the right status: Dash answers 200 to any path."""
 
-    def __init__(self, app: ASGIApp, *, store: RunStore) -> None:
+    def __init__(self, app: ASGIApp, *, sources: Sources) -> None:
         self._app = app
-        self._store = store
+        self._sources = sources
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI scope."""
@@ -229,9 +257,8 @@ class _PageMiddleware:
             return
         # The path as the browser sent it; `scope["path"]` is decoded already and must not be decoded twice.
         raw: bytes | None = scope.get("raw_path")  # optional in ASGI
-        status = await anyio.to_thread.run_sync(
-            _status, self._store, raw.decode("latin-1") if raw is not None else quote(scope["path"])
-        )
+        path = raw.decode("latin-1") if raw is not None else quote(scope["path"])
+        status = 200 if await anyio.to_thread.run_sync(page_exists, self._sources, path) else 404
 
         async def send_with_status(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] == 200:
@@ -239,22 +266,3 @@ class _PageMiddleware:
             await send(message)
 
         await self._app({**scope, "path": "/", "raw_path": b"/"}, receive, send_with_status)
-
-
-def _status(store: RunStore, path: str) -> int:
-    run_id = _run_of(path)
-    if run_id:
-        try:
-            store.path_of(run_id)
-        except UnknownRunError:
-            return 404
-    return 404 if run_id is None else 200
-
-
-def _render(store: RunStore, path: str) -> Page:
-    run_id = _run_of(path)
-    if run_id is None:
-        return Page(not_found(f"There is no page at {unquote(path)}."), [], "Not found – stepscope")
-    if not run_id:
-        return Page(make_runs_page(store), [], "Runs – stepscope")
-    return Page(make_run_page(store, run_id), run_id, f"{run_id} – stepscope")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -119,3 +121,56 @@ def test_the_types_of_the_package_are_those_of_its_calls() -> None:
     calls = {name for name in api.__all__ if name[0].islower()}
     assert set(re.findall(r"^from stepscope\.api import (\w+) as \1$", stub, re.MULTILINE)) == calls
     assert calls <= set(stepscope.__all__)
+
+
+CALLS = {
+    "analyze": stepscope.load,
+    "compare": stepscope.compare,
+    "cost": api.History.cost,
+    "doctor": stepscope.doctor,
+    "goodput": stepscope.goodput,
+    "hang": stepscope.hang,
+    "health list": stepscope.health,
+    "history jobs": api.History.jobs,
+    "history query": api.History.range,
+    "memory": stepscope.memory,
+    "nccl": stepscope.nccl,
+    "preflight": stepscope.preflight,
+    "runs list": stepscope.runs,
+    "status": stepscope.status,
+    "steps": api.Run.steps,
+    "top": stepscope.top,
+    "trace info": stepscope.trace_info,
+    "whatif": api.Run.what_if_report,
+}
+WITHOUT_CALL = {
+    "agent check": "of the agent's settings",
+    "agent config show": "of the agent's settings",
+    "capture": "acts on a running job",
+    "demo": "trains",
+    "health ack": "changes an agent's state",
+    "health set-healthy": "changes an agent's state",
+    "runs prune": "deletes",
+    "runs upload": "uploads",
+    "workload bench": "trains",
+    "workload faults": "a list of the reference workloads",
+    "workload plan": "of the reference workloads' layouts",
+    "workload run": "trains",
+    "workload suite": "trains",
+}
+"""Commands that print JSON and have no call, and why."""
+
+
+def test_every_command_that_prints_json_has_its_call_or_a_reason() -> None:
+    assert set(_commands_with_json(root, [])) == CALLS.keys() | WITHOUT_CALL.keys()
+
+
+def _commands_with_json(command: click.Command, path: list[str]) -> Iterator[str]:
+    context = click.Context(command)
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            inner = command.get_command(context, name)
+            assert inner is not None
+            yield from _commands_with_json(inner, [*path, name])
+    elif any("--json" in parameter.opts for parameter in command.params):
+        yield " ".join(path)

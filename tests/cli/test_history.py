@@ -148,6 +148,14 @@ def test_where_and_top(recorded: tuple[Path, str, str], capsys: pytest.CaptureFi
     assert (worst["deviation"], worst["deviation_ratio"], told["num_groups"]) == (-40.0, -0.4, 4)
 
 
+def test_jobs_of_the_last_hours(recorded: tuple[Path, str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["history", "jobs", "--history", str(recorded[0]), "--last", "12h", "--json"])
+    assert ended.value.code in (None, 0)
+    (job,) = json.loads(capsys.readouterr().out)["jobs"]
+    assert (job["kind"], job["id"], job["user"], job["num_gpus"]) == ("slurm", "42", "ann", 4)
+
+
 def test_events(recorded: tuple[Path, str, str], capsys: pytest.CaptureFixture[str]) -> None:
     store, _, closed = recorded
     told = _asked(capsys, store, _POWER, "--events", "--last", "10min", "--step", "10s")

@@ -59,6 +59,7 @@ from stepscope.core.protocol.messages import encode_message as encode_message
 from stepscope.core.protocol.verdicts import LiveVerdict, live_verdict_document
 from stepscope.core.vocabulary import Notice
 from stepscope.dashboard.api import RUNS_SCHEMA, TILE_SCHEMA, _RunsDocument, _TileDocument, refusal
+from stepscope.dashboard.cluster_map import GPU_SCHEMA, MAP_SCHEMA, GpuDocument, MapDocument
 from stepscope.reference_workloads.bench.result import BENCH_SCHEMA, Bench
 from stepscope.reference_workloads.environment import describe_environment
 from stepscope.reference_workloads.plan import ParallelPlan, find_preset
@@ -156,6 +157,8 @@ def _with_schema() -> Iterator[list[Any]]:
         yield _encoded(kind, encode_document)
     yield _encoded(_RunsDocument, encode_document, schema=RUNS_SCHEMA)
     yield _encoded(_TileDocument, encode_document, schema=TILE_SCHEMA)
+    yield _encoded(MapDocument, encode_document, schema=MAP_SCHEMA)
+    yield _encoded(GpuDocument, encode_document, schema=GPU_SCHEMA)
     for made in (samples(LiveHang), samples(StatusReport), samples(AgentCheck)):
         yield [_through_json(asdict(one)) for one in made]
     for made in (samples(Doctor, schema=DOCTOR_SCHEMA), samples(Preflight, schema=PREFLIGHT_SCHEMA)):

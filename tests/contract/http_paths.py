@@ -9,6 +9,7 @@ from stepscope.agent.exporter.metrics_page import MetricsPage
 from stepscope.agent.web.endpoints import api_routes, capture_routes, page_routes
 from stepscope.agent.web.health_routes import health_routes
 from stepscope.dashboard.api import make_api
+from stepscope.dashboard.cluster_api import make_cluster_api
 from stepscope.store.runs import RunStore
 
 
@@ -26,6 +27,6 @@ def http_paths() -> dict[str, dict[str, str]]:
         for one in routes
     }
     with tempfile.TemporaryDirectory() as folder:
-        answered: list[Any] = list(make_api(RunStore(folder)).routes)
+        answered: list[Any] = [*make_api(RunStore(folder)).routes, *make_cluster_api(None).routes]
     dashboard = {f"{method} {route.path}": "users" for route in answered for method in route.methods}
     return {"agent": agent, "dashboard": dashboard}

@@ -17,6 +17,7 @@ from typing import Any
 import uvicorn
 
 from stepscope.dashboard.app import create_app
+from stepscope.dashboard.queries import FleetQueries
 from stepscope.dashboard.security import LOOPBACK_NAMES
 from stepscope.store.runs import RunStore
 
@@ -36,9 +37,9 @@ class Answer:
 
 
 @contextmanager
-def live_server(root: Path) -> Iterator[str]:
+def live_server(root: Path, fleet: FleetQueries | None = None) -> Iterator[str]:
     """Serve the runs under `root`; the URL without a trailing slash."""
-    app = create_app(RunStore(root), allowed_hosts=LOOPBACK_NAMES)
+    app = create_app(RunStore(root), allowed_hosts=LOOPBACK_NAMES, fleet=fleet)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="none", timeout_graceful_shutdown=2))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

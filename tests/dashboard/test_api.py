@@ -136,7 +136,7 @@ def test_an_unexpected_error_is_json_with_an_id_that_the_log_knows(
         answer = get(f"{url}/api/v1/runs/{RUN}")
 
     assert answer.status == 500
-    (record,) = [record for record in caplog.records if record.name == "stepscope.dashboard.api"]
+    (record,) = [record for record in caplog.records if record.name == "stepscope.dashboard.failures"]
     assert record.args is not None
     assert next(iter(record.args)) in answer.json["error"]["what_next"]
     assert record.exc_info is not None

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from urllib.parse import urlparse
 
 import pytest
 
@@ -17,51 +16,14 @@ from tests.dashboard import example_run as example
 from tests.dashboard.live_server import live_server
 
 pytest.importorskip("playwright.sync_api")
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, WebSocket, expect
+from playwright.sync_api import Browser, Page, expect
+
+from tests.dashboard.visit import PATIENCE_MS, Visit
 
 pytestmark = pytest.mark.browser
 
 RUN = "h100-2x2x2-pp-few"
 ODD_NAME = "näme with space & %2F?#"
-PATIENCE_MS = 30_000
-
-
-@dataclass
-class Visit:
-    """A page with everything that went wrong on it."""
-
-    page: Page
-    url: str
-    errors: list[str] = field(default_factory=list)
-    off_host: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.page.set_default_timeout(PATIENCE_MS)
-        self.page.on("console", self._on_console)
-        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.on("request", self._on_request)
-        self.page.on("websocket", self._on_socket)
-
-    def open(self, path: str) -> Page:
-        """Go to `path` and wait until its content is there."""
-        self.page.goto(self.url + path)
-        self.page.wait_for_selector("#page h1")
-        return self.page
-
-    def _on_console(self, message: ConsoleMessage) -> None:
-        if message.type in ("error", "warning"):
-            self.errors.append(f"{message.type}: {message.text}")
-
-    def _on_request(self, request: Request) -> None:
-        self._check(request.url)
-
-    def _on_socket(self, socket: WebSocket) -> None:
-        self._check(socket.url)
-
-    def _check(self, url: str) -> None:
-        place = urlparse(url)
-        if place.scheme not in ("data", "blob") and place.netloc != urlparse(self.url).netloc:
-            self.off_host.append(url)
 
 
 @pytest.fixture(scope="module")
@@ -296,7 +258,7 @@ def test_tab_leads_from_skip_link_to_header_to_content(visit: Visit) -> None:
         page.keyboard.press("Tab")
         places.append(page.evaluate("document.activeElement.textContent.trim() || document.activeElement.ariaLabel"))
 
-    assert places[:3] == ["Skip to the content", "stepscope", "Runs"]
+    assert places == ["Skip to the content", "stepscope", "Cluster", "Jobs", "Events"]
     assert page.evaluate("document.querySelectorAll('[tabindex]').length") > 0
     assert page.evaluate("[...document.querySelectorAll('[tabindex]')].every(node => node.tabIndex <= 0)")
     assert page.evaluate("[...document.querySelectorAll('button')].every(b => b.textContent.trim() || b.ariaLabel)")

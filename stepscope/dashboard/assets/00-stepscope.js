@@ -31,5 +31,26 @@ window.dash_clientside = Object.assign({}, window.dash_clientside, {
       if (title) document.title = title;
       return window.dash_clientside.no_update;
     },
+
+    /** What a live page asks for at each tick; nothing in a hidden tab. */
+    askAgain() {
+      if (document.hidden) return window.dash_clientside.no_update;
+      return { path: location.pathname, query: location.search, time: Date.now() };
+    },
   },
 });
+
+// A tick replaces what is in the slots of a live page: keyboard focus in there goes to what stands in the same place now.
+(() => {
+  const CAN_FOCUS = "a[href], button, summary, [tabindex='0']";
+  let last = null;
+  document.addEventListener("pointerdown", () => (last = null));
+  document.addEventListener("focusin", (event) => {
+    const slot = event.target.closest('[id^="{\\"live\\""]');
+    last = slot && { id: slot.id, node: event.target, place: [...slot.querySelectorAll(CAN_FOCUS)].indexOf(event.target) };
+  });
+  new MutationObserver(() => {
+    if (!last || last.node.isConnected || document.activeElement !== document.body) return;
+    document.getElementById(last.id)?.querySelectorAll(CAN_FOCUS)[last.place]?.focus({ preventScroll: true });
+  }).observe(document.documentElement, { childList: true, subtree: true });
+})();

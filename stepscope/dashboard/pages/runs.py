@@ -56,7 +56,12 @@ def _head(runs: list[RunSummary]) -> Component:
     number = f"{count(len(runs))} {form(len(runs), 'run')}"
     return html.Div(
         [
-            html.Div([html.H1("Runs"), html.Span(number, className="ss-note", id="runs-count", role="status")]),
+            html.Div(
+                [
+                    html.H1("Runs"),
+                    html.Span(number, className="ss-note ss-listing-count", id="runs-count", role="status"),
+                ]
+            ),
             dmc.TextInput(
                 id="runs-search",
                 placeholder="Search run, GPU, verdict…",
@@ -69,10 +74,13 @@ def _head(runs: list[RunSummary]) -> Component:
 
 
 def _table(runs: list[RunSummary]) -> Component:
-    """The table; assets/30-runs.js sorts and searches it by the cells' `data-value`."""
+    """The table; assets/30-tables.js sorts and searches it by the cells' `data-value`."""
     head = [
         html.Th(
-            html.Button(title, type="button", className="ss-sort"), scope="col", className="ss-num" if number else ""
+            html.Button(title, type="button", className="ss-sort"),
+            scope="col",
+            className="ss-num" if number else "",
+            **attributes({"data-sort": "number"} if number or title == "Started" else {}),
         )
         for title, number in _COLUMNS
     ]
@@ -81,7 +89,12 @@ def _table(runs: list[RunSummary]) -> Component:
     return html.Div(
         [
             html.Div(
-                html.Table([caption, html.Thead(html.Tr(head)), body], className="ss-table ss-runs", id="runs-table"),
+                html.Table(
+                    [caption, html.Thead(html.Tr(head)), body],
+                    className="ss-table ss-runs ss-runs-list ss-sortable",
+                    id="runs-table",
+                    **attributes({"data-noun": "run", "data-nouns": "runs"}),
+                ),
                 className="ss-scroll",
                 tabIndex=0,
                 role="region",

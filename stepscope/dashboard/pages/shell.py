@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import dash_mantine_components as dmc
 from dash import dcc, html
@@ -20,19 +21,26 @@ THEME = {
 }
 
 
-def make_shell(root: Path) -> Component:
-    """Dashboard pages: the frame around each page; the callback on the URL fills `page` and `breadcrumb`."""
+def make_shell(root: Path, *, refresh_seconds: float) -> Component:
+    """Dashboard pages: the frame around each page; the callback on the URL fills `page`, `navigation` and `breadcrumb`.
+
+    Args:
+        refresh_seconds: from one reading of a live page to the next.
+    """
     shell: Component = dmc.MantineProvider(
         theme=THEME,
         defaultColorScheme="auto",
         children=[
             dcc.Location(id="url", refresh="callback-nav"),
             dcc.Store(id="page-title"),
+            dcc.Interval(id="tick", interval=round(1000 * refresh_seconds), disabled=True),
+            dcc.Store(id="refresh"),
+            dcc.Store(id="live-digests"),
             html.A("Skip to the content", href="#page", className="ss-skip"),
             dmc.AppShell(
                 [
                     dmc.AppShellHeader(_header()),
-                    dmc.AppShellMain([html.Main(_waiting(), className="ss-main"), _footer(root)]),
+                    dmc.AppShellMain([html.Div(_waiting(), className="ss-main"), _footer(root)]),
                 ],
                 header={"height": 56},
                 padding=0,
@@ -53,11 +61,11 @@ def _header() -> Component:
             ),
             html.Nav(
                 [
-                    dmc.Anchor("Runs", href="/", className="ss-crumb"),
+                    html.Div(id="navigation", className="ss-nav"),
                     html.Span(id="breadcrumb", className="ss-crumb-here"),
                 ],
                 className="ss-crumbs",
-                **attributes({"aria-label": "Breadcrumb"}),
+                **attributes({"aria-label": "Sections"}),
             ),
             dmc.ColorSchemeToggle(
                 lightIcon=html.Span(className="ss-icon ss-icon-sun"),
@@ -72,11 +80,33 @@ def _header() -> Component:
     )
 
 
+def make_navigation(sections: list[tuple[str, str, bool]], *, is_page: bool) -> list[Component]:
+    """Links to the dashboard's sections.
+
+    Args:
+        sections: title, path, and whether it is the shown one, of each.
+        is_page: whether the section itself is shown, and not a page in it.
+    """
+    current = "page" if is_page else "true"
+    return [
+        dmc.Anchor(
+            title,
+            href=path,
+            underline="never",
+            className="ss-crumb",
+            **attributes({"aria-current": current} if is_shown else {}),
+        )
+        for title, path, is_shown in sections
+    ]
+
+
 def _waiting() -> Component:
+    targets: Any = {"page": "children"}  # and not what a live page makes again
     return dcc.Loading(
         html.Div(_skeleton(), id="page", tabIndex=-1),
         custom_spinner=_skeleton(),
         delay_show=250,
+        target_components=targets,
         parent_className="ss-loading",
     )
 
@@ -91,7 +121,7 @@ def _skeleton() -> Component:
     """Grey blocks of the size of a page while it loads."""
     return html.Div(
         [
-            html.Div("Reading the run…", className="ss-sr", role="status"),
+            html.Div("Reading…", className="ss-sr", role="status"),
             dmc.Skeleton(height=34, width=320),
             dmc.Skeleton(height=44),
             dmc.Skeleton(height=240),
@@ -166,7 +196,7 @@ def command_block(text: str) -> Component:
     return html.Div(
         [
             html.Code(text, className="ss-command-text"),
-            dmc.CopyButton(value=text, children="Copy", copiedChildren="Copied", size="compact-xs", variant="light"),
+            dmc.CopyButton(value=text, children="Copy", copiedChildren="Copied", size="compact-xs", variant="default"),
         ],
         className="ss-command",
     )
@@ -179,6 +209,6 @@ def shell_word(path: str) -> str:
 
 
 def _state(sign: str | None, title: str, body: list[Component], *, has_link: bool = True) -> Component:
-    after = [dmc.Anchor("Show all runs", href="/")] if has_link else []
+    after = [dmc.Anchor("Show all runs", href="/runs")] if has_link else []
     before = [html.Div(sign, className="ss-state-sign", **attributes({"aria-hidden": "true"}))] if sign else []
     return html.Div([*before, html.H1(title), *body, *after], className="ss-state")

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 from stepscope.core.errors import UsageError
 from stepscope.core.process import about_to_fork
@@ -145,7 +148,7 @@ def in_processes(
     pool = ProcessPoolExecutor(num_workers, multiprocessing.get_context(method), initializer=_die_on_interrupt)
     num_done = 0
     try:
-        with about_to_fork():
+        with about_to_fork(), _main_left_out():
             results = pool.map(work, tasks)
         for result in results:
             yield result
@@ -158,6 +161,17 @@ def in_processes(
             if process not in before:
                 process.terminate()
         pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _main_left_out() -> Iterator[None]:
+    """Let processes that start meanwhile not import the script: without a guard it would run again in each."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _die_on_interrupt() -> None:

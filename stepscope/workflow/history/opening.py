@@ -19,6 +19,11 @@ _NEWEST_WITHIN_NS = 7 * _DAY_NS
 """An earlier recorder that ended before that is another one's history: no gap is noted."""
 
 
+def is_server(location: str) -> bool:
+    """Whether the history at a location is that of a Prometheus-compatible server, which cannot be recorded into."""
+    return _SERVER.match(location) is not None
+
+
 def open_history(
     location: str, *, token: str = "", ca_file: str = "", headers: Mapping[str, str] | None = None
 ) -> MetricHistory:
@@ -33,7 +38,7 @@ def open_history(
         DataError: there is no history.
         UnreachableError: it does not answer.
     """
-    if _SERVER.match(location):
+    if is_server(location):
         from stepscope.store.history.prometheus import PrometheusHistory
 
         return PrometheusHistory(location, token=token, ca_file=ca_file, headers=headers)

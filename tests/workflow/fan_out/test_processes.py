@@ -6,6 +6,8 @@ import gc
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -150,3 +152,27 @@ def test_one_process_needs_no_pool() -> None:
     assert file_map(["a"], 5) is in_this_process
     with pytest.raises(UsageError, match="at least 1"):
         file_map(["a"], 0)
+
+
+_UNGUARDED = """
+import sys, threading, time
+print("the script runs")
+from stepscope.workflow.fan_out.engine import in_processes
+from stepscope.workflow.fan_out.tasks import FileTask
+from tests.workflow.fan_out.test_processes import _tells_how_it_started
+threading.Thread(target=time.sleep, args=(30,), daemon=True).start()
+results = list(in_processes(_tells_how_it_started, [FileTask("0"), FileTask("1")], num_workers=2))
+print(len(results), sys.modules["__main__"].__file__ == sys.argv[0])
+"""
+
+
+def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
+    """Beside other threads processes are spawned, and would import the script again."""
+    script = tmp_path / "script.py"
+    script.write_text(_UNGUARDED)
+    root = Path(__file__).parents[3]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=False, env=environment, timeout=60
+    )
+    assert (done.stdout.splitlines(), done.stderr) == (["the script runs", "2 True"], "")
