@@ -79,6 +79,9 @@ def history_run_command(
     from stepscope.workflow.history.recording import recording
 
     plan = _plan(interval, timeout, labels)
+    for option, value in (("--keep", keep), ("--max-size", max_size)):
+        if value == 0:
+            raise click.UsageError(f"{option} 0 would delete all that is recorded")
     share_one_heap()  # pages come and go in several threads
     with ExitStack() as stack:
         stack.enter_context(LogQueue())

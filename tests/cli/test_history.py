@@ -243,6 +243,8 @@ def test_sigterm_ends_it_while_agents_hang(tmp_path: Path) -> None:
         (["query", _POWER, "--where", "rack"], 2, "--where takes NAME=VALUE, not 'rack'"),
         (["run", "--interval", "5", "--timeout", "5"], 2, "--timeout 5 must be less than --interval 5"),
         (["run", "--label", "a b=c"], 2, "--label takes NAME=VALUE, not 'a b=c'"),
+        (["run", "--keep", "0d"], 2, "--keep 0 would delete all that is recorded"),
+        (["run", "--max-size", "0"], 2, "--max-size 0 would delete all that is recorded"),
         (["run", "--label", "instance=n0"], 2, "--label instance would make all agents one"),
         (["run", "--targets", "nosuch:x"], 2, "is not a source of targets"),
         (["run", "--listen", "0.0.0.0:0"], 2, "other machines can reach this address"),
