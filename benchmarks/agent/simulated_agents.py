@@ -311,6 +311,8 @@ def main() -> None:
     parser.add_argument("--page", type=Path, help="a recorded page of metrics; else there is none")
     parser.add_argument("--old", action="store_true", help="the agents know no views of their document")
     options = parser.parse_args()
+    if options.hanging + options.garbage > options.count:
+        parser.error("--hanging and --garbage are together more than --count")
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     document = json.loads(options.document.read_text()) if options.document else recorded_document()

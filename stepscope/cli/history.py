@@ -79,6 +79,9 @@ def history_run_command(
     from stepscope.workflow.history.recording import recording
 
     plan = _plan(interval, timeout, labels)
+    for option, value in (("--keep", keep), ("--max-size", max_size)):
+        if value == 0:
+            raise click.UsageError(f"{option} 0 would delete all that is recorded")
     share_one_heap()  # pages come and go in several threads
     with ExitStack() as stack:
         stack.enter_context(LogQueue())
@@ -102,7 +105,10 @@ def _plan(interval: float, timeout: float | None, labels: tuple[str, ...]) -> An
     timeout = DEADLINE_SHARE * interval if timeout is None else timeout
     if timeout >= interval:
         raise click.UsageError(f"--timeout {timeout:g} must be less than --interval {interval:g}")
-    return RecordingPlan(interval, timeout, dict(_pairs(labels, "--label")))
+    added = dict(_pairs(labels, "--label"))
+    if "instance" in added:
+        raise click.UsageError("--label instance would make all agents one; it is each agent's address")
+    return RecordingPlan(interval, timeout, added)
 
 
 def _pairs(texts: tuple[str, ...], option: str) -> list[tuple[str, str]]:

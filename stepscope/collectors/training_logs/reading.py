@@ -11,6 +11,9 @@ from stepscope.collectors.training_logs.text import log_lines
 from stepscope.collectors.training_logs.torchtitan import TorchtitanLog
 from stepscope.core.documents.run_directory import TrainingLog
 
+_OF_TRACES, _HEADER_LINES = '"traceEvents"', 5_000
+"""A profiler's trace has this in its header: some hundred megabytes need not be searched for steps."""
+
 
 def read_training_log(path: Path) -> TrainingLog | None:
     """The steps of a log; None where no known framework's steps are in it.
@@ -22,7 +25,11 @@ def read_training_log(path: Path) -> TrainingLog | None:
         DataError: it cannot be read.
     """
     readers = MegatronLog(), TorchtitanLog(), OneLineLog(), HfTrainerLog()
-    for line in log_lines(path):
+    is_object = False
+    for number, line in enumerate(log_lines(path)):
+        is_object = is_object or (number == 0 and line.startswith("{"))
+        if is_object and number < _HEADER_LINES and _OF_TRACES in line:
+            return None
         for reader in readers:
             reader.take(line)
     logs = [log for log in (reader.finish() for reader in readers) if log is not None]

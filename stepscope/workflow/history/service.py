@@ -238,6 +238,9 @@ class Recording:
         for target in new:
             self._added += 1
             heapq.heappush(self._due, (now + self._offset(target), self._added, target))
+        if new and len(wanted) < len(of_agents):
+            alike = counted(len(of_agents) - len(wanted), "target")
+            _log.warning("%s left out: their labels are those of another one", alike)
         if new or gone:
             _log.info("%s: %d more, %d less", counted(len(wanted), "target"), len(new), len(gone))
 

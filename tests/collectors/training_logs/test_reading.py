@@ -6,6 +6,7 @@ import bz2
 import gzip
 import io
 import lzma
+import random
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -159,3 +160,14 @@ def test_damaged_lines_give_plausible_steps_or_none(parts: list[tuple[str, int, 
             assert 0 <= steps.ms <= 1e12
             assert steps.index >= 0
             assert all(0 <= ms <= 1e12 for ms in steps.phases_ms.values())
+
+
+def test_a_profilers_trace_is_not_read_to_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json.gz"
+    header = b'{\n  "schemaVersion": 1,\n  "traceEvents": [\n'
+    events = random.Random(1).randbytes(1 << 20).hex().encode()
+    path.write_bytes(gzip.compress(header + events)[:-1000])
+    assert read_training_log(path) is None
+    path.write_bytes(gzip.compress(events)[:-1000])
+    with pytest.raises(DataError, match="cannot be read"):
+        read_training_log(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import logging
 import signal
 import threading
@@ -167,6 +168,18 @@ def test_an_agent_that_is_named_twice_is_scraped_once(tmp_path: Path) -> None:
             assert recorder.status().num_targets == 1
     assert store.blocks
     assert {dict(labels).get("rack") for labels in store.blocks[-1].entities} == {"r1"}
+
+
+def test_targets_that_have_the_same_labels_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = MemoryStore()
+    targets = tmp_path / "targets.json"
+    with PageServer(_counting()) as first, PageServer(_counting()) as second:
+        found = [{"targets": [server.address], "labels": {"instance": "n0"}} for server in (first, second)]
+        targets.write_text(json.dumps(found))
+        with _recording(store, sources=(str(targets),)) as recorder:
+            _until(lambda: recorder.status().counts.scrapes >= 2)
+    assert store.values("a").keys() == {"n0"}
+    assert "1 target left out: their labels are those of another one" in caplog.text
 
 
 def test_pages_may_be_packed_and_bombs_are_too_large() -> None:
