@@ -72,7 +72,11 @@ def serve_dashboard(
         config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, ws="none")
         server = uvicorn.Server(config)
         when_listening(_url(host, listener.getsockname()[1]))
-        server.run(sockets=[listener])
+        try:
+            server.run(sockets=[listener])
+        finally:
+            if fleet is not None:
+                fleet.close()
 
 
 def _bind(host: str, port: int) -> socket.socket:

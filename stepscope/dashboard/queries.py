@@ -32,6 +32,7 @@ _IDLE_SECONDS = 60.0
 _COST_FACTOR = 4.0
 """A slow answer is made again after so many times its duration at the earliest."""
 _MAX_KEPT = 24
+_END_SECONDS = 10.0
 FIRST_WAIT_SECONDS = 3.0
 """How long a viewer waits for the first answer of its kind; then the page says that it is being made."""
 _WRITE_DELAY_SECONDS = 15.0
@@ -76,6 +77,16 @@ class SharedSnapshots:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._number = 0
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Wait for what is being made, and make nothing more: its engine must not run when the process ends."""
+        with self._changed:
+            self._is_closed = True
+            thread = self._thread
+            self._changed.notify_all()
+        if thread is not None:
+            thread.join(_END_SECONDS)
 
     def get(self, key: Hashable, make: Callable[[], _T], *, wait: float = FIRST_WAIT_SECONDS) -> Snapshot[_T] | None:
         """The latest snapshot of a key; None while the first is being made for longer than `wait` seconds."""
@@ -88,7 +99,7 @@ class SharedSnapshots:
                     self._kept.popitem(last=False)
             kept.asked = now
             self._kept.move_to_end(key)
-            if self._thread is None:
+            if self._thread is None and not self._is_closed:
                 self._thread = threading.Thread(target=self._work, name="stepscope-snapshots", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
@@ -118,7 +129,9 @@ class SharedSnapshots:
                 self._changed.notify_all()
 
     def _next(self) -> _Kept | None:
-        """The one to make next; None if nobody has asked for any for a while."""
+        """The one to make next; None if nobody has asked for any for a while, or at the end."""
+        if self._is_closed:
+            return None
         now = time.monotonic()
         wanted = [kept for kept in self._kept.values() if now - kept.asked < _IDLE_SECONDS]
         return min(wanted, key=lambda kept: kept.due, default=None)
@@ -171,6 +184,10 @@ class FleetQueries:
     def stale_after_ns(self) -> int:
         """Age from which a scrape is not the present: three intervals, and what writing takes."""
         return int((3.0 * self.interval + _WRITE_DELAY_SECONDS) * 1e9)
+
+    def close(self) -> None:
+        """End the thread that asks the history."""
+        self._snapshots.close()
 
     def cluster(self, key: str | None) -> Snapshot[ClusterState] | None:
         """The cluster with this metric of the map."""

@@ -54,6 +54,8 @@ def live_server(root: Path, fleet: FleetQueries | None = None) -> Iterator[str]:
         finally:
             server.should_exit = True
             thread.join(timeout=20)
+            if fleet is not None:
+                fleet.close()
 
 
 def get(url: str, *, method: str = "GET", **headers: str) -> Answer:

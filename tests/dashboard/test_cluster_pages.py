@@ -13,14 +13,14 @@ import pytest
 pytest.importorskip("pyarrow")
 pytest.importorskip("duckdb")
 pytest.importorskip("playwright.sync_api")
-from playwright.sync_api import Browser, Page, Response, expect
+from playwright.sync_api import Browser, Page, Request, expect
 
 from stepscope.dashboard.queries import FleetQueries
 from stepscope.store.history.questions import MetricHistory
 from stepscope.workflow.history.opening import open_history
 from tests.dashboard import example_history as example
 from tests.dashboard.live_server import get, live_server
-from tests.dashboard.visit import Visit
+from tests.dashboard.visit import PATIENCE_MS, Visit
 
 pytestmark = pytest.mark.browser
 
@@ -297,12 +297,12 @@ def test_ten_thousand_gpus_take_little(browser: Browser, tmp_path: Path) -> None
     )
     with live_server(tmp_path / "runs", fleet_of(history)) as url:
         visit = Visit(browser.new_page(), url)
-        answers: list[Response] = []
-        visit.page.on("response", lambda answer: answers.append(answer))
+        finished: list[Request] = []
+        visit.page.on("requestfinished", lambda request: finished.append(request))
         page = open_map(visit)
         expect(page.locator(".ss-kpi").first).to_contain_text("1,248 of 1,250")
-        data = [one for one in answers if "/api/" in one.url or "/_dash-update-component" in one.url]
-        first = sum(one.request.sizes()["responseBodySize"] for one in data)
+        data = [one for one in finished if "/api/" in one.url or "/_dash-update-component" in one.url]
+        first = sum(one.sizes()["responseBodySize"] for one in data)
         assert any("/api/v1/cluster/map" in one.url for one in data)
         assert first <= 100_000
 
@@ -313,9 +313,11 @@ def test_ten_thousand_gpus_take_little(browser: Browser, tmp_path: Path) -> None
         assert len(whole.body) <= 100_000
         update = get(f"{url}/api/v1/cluster/map?layout={layout[0]}")
         assert update.json["places"] is None
-        with page.expect_response(lambda one: "/_dash-update-component" in one.url) as refreshed:
+        with page.expect_event(
+            "requestfinished", lambda one: "/_dash-update-component" in one.url, timeout=PATIENCE_MS
+        ) as refreshed:
             pass
-        live = refreshed.value.request.sizes()["responseBodySize"]
+        live = refreshed.value.sizes()["responseBodySize"]
         assert len(update.body) + live <= 20_000
         assert get(f"{url}/api/v1/cluster/map?since={whole.json['number']}").status in (200, 204)
         gpu = get(f"{url}/api/v1/cluster/gpus/29").json

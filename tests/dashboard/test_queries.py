@@ -80,6 +80,22 @@ def test_an_unexpected_failure_is_logged_under_the_id_that_the_page_names(caplog
     assert "boom" in caplog.text  # type: ignore[attr-defined]
 
 
+def test_the_thread_ends_when_it_is_closed() -> None:
+    snapshots, calls = SharedSnapshots(seconds=0.01), []
+
+    def make() -> int:
+        calls.append(threading.current_thread())
+        return 1
+
+    assert snapshots.get("a", make, wait=10.0) is not None
+    snapshots.close()
+
+    assert not calls[0].is_alive()
+    made = len(calls)
+    assert snapshots.get("b", make, wait=0.05) is None
+    assert len(calls) == made
+
+
 def test_few_answers_are_kept() -> None:
     snapshots, calls = SharedSnapshots(seconds=60.0), []
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,9 @@ from stepscope.workflow.history.cluster import ClusterReader, ClusterState, map_
 
 pytest.importorskip("pyarrow")
 pytest.importorskip("duckdb")
+from benchmarks.history.agreement import keep, parsed
+from benchmarks.history.live_hour import RawPage
+from benchmarks.history.servers import prometheus_server, write_pages
 from stepscope.workflow.history.opening import open_history
 from tests.dashboard import example_history as example
 
@@ -107,3 +113,49 @@ def test_an_unknown_metric_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(UsageError, match="no metric 'watts'") as refused:
         map_metric("watts")
     assert "sm-active" in (refused.value.what_next or "")
+
+
+def _pages(end_ms: int) -> Iterator[RawPage]:
+    """Four minutes of three nodes with two GPUs; the last one does not answer in the last minute."""
+    for number, node in itertools.product(range(16), range(3)):
+        target = (("instance", f"n{node}:9455"), ("rack", f"r{node // 2}"))
+        lines = []
+        for gpu in range(2):
+            labels = f'gpu="{gpu}",uuid="GPU-{node}-{gpu}"'
+            job = 'job_id="7",job_kind="slurm",share="exclusive"'
+            share = 0.2 if (node, gpu) == (1, 0) else 0.9
+            lines += [f"stepscope_gpu_up{{{labels}}} 1", f"stepscope_gpu_sm_active_ratio{{{labels}}} {share}"]
+            lines += [f'stepscope_gpu_job_info{{{labels},source="process",{job}}} 1']
+            lines += [
+                f"stepscope_gpu_power_watts{{{labels}}} 500",
+                f'stepscope_gpu_use_state{{{labels},state="busy"}} 1',
+            ]
+        text = "\n".join([*lines, ""]).encode()
+        yield RawPage(target, end_ms - (15 - number) * 15_000, None if node == 2 and number >= 12 else text)
+
+
+def test_prometheus_and_our_own_store_show_the_same_cluster(tmp_path: Path) -> None:
+    end_ms = int(time.time()) * 1000
+    pages = list(_pages(end_ms))
+    with ExitStack() as stack:
+        try:
+            url = stack.enter_context(prometheus_server(tmp_path))
+        except FileNotFoundError as error:
+            pytest.skip(str(error))
+        write_pages(url, parsed(pages))
+        states = [
+            ClusterReader(history, stale_after_ns=STALE_NS).read("sm-active", end_ms * 10**6 + 10**9)
+            for history in (keep(tmp_path / "history", pages), open_history(url))
+        ]
+    for state in states:
+        assert [(node.name, node.rack, node.is_up, node.num_gpus) for node in state.nodes] == [
+            ("n0:9455", "r0", True, 2),
+            ("n1:9455", "r0", True, 2),
+            ("n2:9455", "r1", False, 2),
+        ]
+        assert state.values[:4].tolist() == pytest.approx([0.9, 0.9, 0.2, 0.9])
+        assert (state.allocated, state.busy, state.watts) == (4, 4, 2000.0)
+        assert state.jobs[:4] == (("slurm", "7"),) * 4
+        assert [one.cell for one in state.abnormal] == [2]
+        assert state.abnormal[0].why == ("SM activity 20.0%, median of its job 90.0% (−70.0 points)",)
+        assert not state.is_stale
