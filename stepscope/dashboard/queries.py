@@ -24,6 +24,8 @@ from stepscope.workflow.history.jobs import jobs_of_history
 
 _T = TypeVar("_T")
 
+_MINUTE_NS = 60 * 10**9
+"""Times of questions are whole minutes, so that rows of lower resolution answer them."""
 REFRESH_SECONDS = 5.0
 _IDLE_SECONDS = 60.0
 """An answer that nobody asked for so long is not made again."""
@@ -219,7 +221,7 @@ class FleetQueries:
         return self._reader.read(key, time.time_ns(), reuse_ns=int(REFRESH_SECONDS / 2 * 1e9))
 
     def _read_jobs(self, span_seconds: int) -> list[JobRow]:
-        history, end_ns = self._history(), time.time_ns() // 10**6 * 10**6
+        history, end_ns = self._history(), -(-time.time_ns() // _MINUTE_NS) * _MINUTE_NS
         start_ns = end_ns - span_seconds * 10**9
         known = {metric.name for metric in history.metrics()}
         if GPU + "job_info" not in known:
@@ -232,7 +234,7 @@ class FleetQueries:
             answer = history.range(Question(_SM_ACTIVE, (GroupBy.JOB,)), whole)
             for group, row in zip(answer.groups, answer.values, strict=True):
                 means[_job_of(dict(group))] = float(np.nanmean(row))
-            recent = TimeRange(end_ns - 300 * 10**9, end_ns, 60 * 10**9)
+            recent = TimeRange(end_ns - 5 * _MINUTE_NS, end_ns, _MINUTE_NS)
             answer = history.range(Question(_SM_ACTIVE, (GroupBy.GPU, GroupBy.JOB)), recent)
             for found in deviations_of(answer):
                 if found is not None:
