@@ -41,6 +41,7 @@ def test_the_run_directory_is_complete(run_2x2x2: WorkloadResult) -> None:
     ranks = range(8)
     assert files == {
         "run.json",
+        *(f"ranks/rank{rank}.json" for rank in ranks),
         *(f"steps/rank{rank}.jsonl" for rank in ranks),
         *(f"traces/step3/rank{rank}.json.gz" for rank in ranks),
         *(f"truth/rank{rank}.jsonl" for rank in ranks),

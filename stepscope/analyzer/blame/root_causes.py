@@ -73,7 +73,7 @@ class CauseTable(NamedTuple):
         time_ns: shape (steps, causes), nanoseconds; steps by their place in the window.
         step_ns: shape (steps,), sum of the ranks' step lengths.
         caused_ns: by cause, nanoseconds by the rank that caused them.
-        own_ns: by cause, nanoseconds by the rank that had them, without waiting.
+        own_ns: by cause, nanoseconds by the rank that had them and caused them itself, without waiting.
         waited_ns: by cause, the part of it that is attributed waiting; shape (causes,).
         num_whole: number of first steps that are whole on every rank; at least 1.
     """
@@ -134,8 +134,9 @@ def cause_table(
         length[: len(own)] += np.diff(bounds)
         for code, nanoseconds in enumerate(own.sum(axis=0).tolist()):
             cause = CAUSE_ORDER[code]
-            own_ns[cause][rank] = nanoseconds
-            for causing, share in _causing_ranks(cause, rank, heavy).items():
+            causing_ranks = _causing_ranks(cause, rank, heavy)
+            own_ns[cause][rank] = nanoseconds * causing_ranks.get(rank, 0.0)
+            for causing, share in causing_ranks.items():
                 caused[cause][causing] += nanoseconds * share
     time += waits.time_ns
     for code, place in zip(*np.nonzero(waits.caused_ns), strict=True):

@@ -7,7 +7,6 @@ import http.client
 import json
 import logging
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -216,11 +215,11 @@ def test_without_a_place_for_the_token_nobody_may_ask_and_the_agent_runs(
 def test_a_token_that_is_there_is_read_also_where_nothing_can_be_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def read_only(**_: object) -> None:
+    def read_only(*_: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     token = read_agent_token(tmp_path / "token", create=True)
-    monkeypatch.setattr(tempfile, "mkstemp", read_only)
+    monkeypatch.setattr(os, "open", read_only)
     assert read_agent_token(tmp_path / "token", create=True) == token
     with pytest.raises(UsageError, match=r"the token cannot be created \(Read-only file system\)"):
         read_agent_token(tmp_path / "another", create=True)

@@ -64,7 +64,7 @@ def test_a_column_has_no_unknown_value(value: float) -> None:
 
 
 def test_a_column_has_a_value_for_each_name() -> None:
-    with pytest.raises(ValueError, match="1 values of 2 readings"):
+    with pytest.raises(ValueError, match="1, not 2"):
         ReadingColumns(ReadingNames([("a", GPU), ("b", GPU)]), [1.0], 1)
 
 
