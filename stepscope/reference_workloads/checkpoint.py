@@ -15,6 +15,7 @@ import pickle
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -273,6 +274,8 @@ class _IndexUnpickler(pickle.Unpickler):
         """What an index of tensors is made of, and nothing else."""
         if (module_name, global_name) in _FOUND:
             return super().find_class(module_name, global_name)
+        if (module_name, global_name) == ("builtins", "getattr"):  # how Python 3.11.0 to 3.11.3 pickle enum members
+            return _enum_member
         element_type = getattr(torch, global_name, None) if module_name == "torch" else None
         if isinstance(element_type, torch.dtype):
             return element_type
@@ -282,6 +285,13 @@ class _IndexUnpickler(pickle.Unpickler):
             where=self._where,
             what_next="give a checkpoint that a workload wrote",
         )
+
+
+def _enum_member(kind: Any, name: Any) -> Any:
+    """The member of an enum; nothing of anything else."""
+    if isinstance(kind, type) and issubclass(kind, Enum) and name in kind.__members__:
+        return kind[name]
+    raise pickle.UnpicklingError(f"{name!r} is no member of an enum")
 
 
 _Shapes = dict[str, tuple[int, ...]]

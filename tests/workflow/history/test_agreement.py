@@ -18,7 +18,7 @@ from stepscope.store.history.questions import HistoryEventKind, MetricHistory
 pytest.importorskip("duckdb")
 pytest.importorskip("pyarrow")
 
-_MINUTES = 3.5
+_MINUTES = 6.0
 
 
 @pytest.fixture(scope="module")
