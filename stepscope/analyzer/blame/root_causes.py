@@ -52,7 +52,7 @@ def ranks_as_bad(named: Sequence[int], own: Mapping[int, float]) -> list[int]:
     if not named or len(named) == len(own):
         return []
     usual, bad = median(own.values()), median(own[rank] for rank in named)
-    if bad < CLEARLY_MORE * usual:
+    if bad <= 0 or bad < CLEARLY_MORE * usual:
         return []
     others = [rank for rank in own.keys() - set(named) if 0 < own[rank] >= (usual + bad) / 2]
     return sorted(others, key=lambda rank: (-own[rank], rank))
@@ -73,7 +73,7 @@ class CauseTable(NamedTuple):
         time_ns: shape (steps, causes), nanoseconds; steps by their place in the window.
         step_ns: shape (steps,), sum of the ranks' step lengths.
         caused_ns: by cause, nanoseconds by the rank that caused them.
-        own_ns: by cause, nanoseconds by the rank that had them and caused them itself, without waiting.
+        own_ns: by cause, nanoseconds by the rank that had them, without waiting.
         waited_ns: by cause, the part of it that is attributed waiting; shape (causes,).
         num_whole: number of first steps that are whole on every rank; at least 1.
     """
@@ -134,9 +134,8 @@ def cause_table(
         length[: len(own)] += np.diff(bounds)
         for code, nanoseconds in enumerate(own.sum(axis=0).tolist()):
             cause = CAUSE_ORDER[code]
-            causing_ranks = _causing_ranks(cause, rank, heavy)
-            own_ns[cause][rank] = nanoseconds * causing_ranks.get(rank, 0.0)
-            for causing, share in causing_ranks.items():
+            own_ns[cause][rank] = 0.0 if cause is Cause.IMBALANCE else nanoseconds  # a stage's waiting for another
+            for causing, share in _causing_ranks(cause, rank, heavy).items():
                 caused[cause][causing] += nanoseconds * share
     time += waits.time_ns
     for code, place in zip(*np.nonzero(waits.caused_ns), strict=True):

@@ -43,7 +43,7 @@ def parse_reduction(reduce: str | None, keep_traces: str | None) -> KeepTraces |
     """
     if reduce not in (None, _VIEW, _OFF):
         raise ValueError(f'reduce is "{_VIEW}" or "{_OFF}", not {reduce!r}')
-    if keep_traces is not None and keep_traces not in set(KeepTraces):
+    if keep_traces is not None and keep_traces not in tuple(KeepTraces):
         raise ValueError(f"keep_traces is {', '.join(map(repr, map(str, KeepTraces)))}, not {keep_traces!r}")
     if reduce != _VIEW:
         if keep_traces in (None, KeepTraces.ALL):

@@ -166,11 +166,14 @@ def load_removed_views(task: FileTask, removed: RemovedTrace) -> FileViews:
                 return _as_read(_of_removed(content, task, removed, where=str(path)), task)
         except UnusableViewError as error:
             refused = refused or error
+    if refused is not None:
+        again = "the trace was removed: copy views/ of the run again"
+        raise UnusableViewError(refused.what, where=refused.where, what_next=refused.what_next or again) from refused
     what, next_step = "its trace was reduced to a view, which is missing", "copy views/ of the run as well"
     if _variant(task):
         what = "its trace was reduced to its view, of the profiled steps from the first one on alone"
         next_step = "leave --window file out" if task.whole_file else ""
-    raise refused or UnusableViewError(what, where=task.path, what_next=next_step)
+    raise UnusableViewError(what, where=task.path, what_next=next_step)
 
 
 def _of_removed(content: bytes, task: FileTask, removed: RemovedTrace, *, where: str) -> KeptViews:
@@ -188,7 +191,7 @@ def _of_removed(content: bytes, task: FileTask, removed: RemovedTrace, *, where:
             what_next=f"analyze the run with that installation: {install}",
         )
     if not _are_options(header, task):
-        raise UnusableViewError("was made with other options, and its trace was removed", where=where)
+        raise UnusableViewError("was made with other options", where=where, what_next="its trace was removed")
     return _checked(header, packed, where)
 
 

@@ -54,6 +54,7 @@ def test_the_settings(reduce: str | None, keep_traces: str | None, kept: KeepTra
         ("views", None, 'reduce is "view" or "off"'),
         ("view", "some", "keep_traces is 'outliers', 'all', 'none', not 'some'"),
         ("view", 3, "keep_traces is"),
+        ("view", ["none"], "keep_traces is"),
         (None, "none", 'reduce="view" must be given'),
         ("off", "outliers", 'reduce="view" must be given'),
     ],
