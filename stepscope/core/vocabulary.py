@@ -331,7 +331,12 @@ class GoodputClass(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A note on the input or the numbers, for programs (`code`) and people (`message`)."""
+    """A note on the input or the numbers.
+
+    Attributes:
+        code: its kind, for programs.
+        message: one line for people.
+    """
 
     code: str
     message: str

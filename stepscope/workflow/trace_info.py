@@ -43,6 +43,11 @@ class TraceProblems:
     """Events of a trace file that had to be repaired or left out to read it, and those that the profiler lost.
 
     Attributes:
+        repaired: events whose damaged text was repaired.
+        dropped: events left out.
+        clipped: device activities cut where the next one on their stream starts.
+        truncated: the file ends before its closing bracket.
+        clipped_ms: time cut off.
         damaged_at_byte: offset in the text of the first damaged event.
         lost_launches: launches of kernels that left no kernel.
         lost_graph_launches: launches of CUDA graphs that left no kernels.
@@ -65,6 +70,13 @@ class TraceFileInfo:
     """Contents of one trace file, or of one rank in it. None if the trace does not record it.
 
     Attributes:
+        path: as it was given.
+        rank: of the job.
+        world_size, backend: as torch.distributed recorded them.
+        host: name of the machine.
+        groups: process groups that it names.
+        with_shapes, with_stacks: whether they were recorded.
+        file_bytes: size of the file.
         part: in a file of several ranks, identifies this rank's events; empty in a file of one.
         versions: as recorded: CUDA or HIP, CUPTI, NCCL, torch.
         gpu: name of the devices that did work, else of the first device listed.

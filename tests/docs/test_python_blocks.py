@@ -94,6 +94,7 @@ def test_the_reference_lists_every_frame(monkeypatch: pytest.MonkeyPatch) -> Non
     for call, document in report_calls().items():
         frames_of_call = {*row_types(document), *MADE.get(call, {})} - {"warnings"}
         assert all(f"### `{call}.{frame}`" in page for frame in frames_of_call)
+        assert [row for kind in row_types(document).values() for row in columns(kind) if not row[2]] == []
     for name in ("range", "latest", "events", "metrics"):
         assert f"## `stepscope.history(...).{name}()`" in page
     sys.modules.pop("stepscope_reference.frames", None)

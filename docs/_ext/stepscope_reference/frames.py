@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterator
+from enum import Enum
 from typing import Any, get_args, get_origin, get_type_hints
 
 import pandas as pd
@@ -140,7 +141,10 @@ def _meaning(kind: type, names: list[str]) -> str:
     first, *rest = names
     inner = column_types(kind)[first]
     of_inner = _meaning(inner, rest) if rest and dataclasses.is_dataclass(inner) else ""  # type: ignore[arg-type]
-    return ": ".join(filter(None, (field_texts(kind)[first].removesuffix("."), of_inner)))
+    said = ": ".join(filter(None, (field_texts(kind)[first].removesuffix("."), of_inner)))
+    if not said and isinstance(inner, type) and issubclass(inner, Enum):
+        return f"one of {', '.join(member.value for member in inner)}"
+    return said
 
 
 def _launches() -> str:

@@ -84,7 +84,11 @@ class CategoryDifference:
 
 @dataclass(frozen=True, slots=True)
 class CauseDifference:
-    """Comparison document: milliseconds of a captured step by cause, and the ranks at fault on each side."""
+    """Comparison document: milliseconds of a captured step by cause, and the ranks at fault on each side.
+
+    Attributes:
+        ranks_a, ranks_b: at fault on each side, worst first.
+    """
 
     cause: Cause
     ms: Difference
@@ -125,7 +129,12 @@ class SettingDifference:
 
 @dataclass(frozen=True, slots=True)
 class KernelDifference:
-    """Comparison document: kernels of one name, or operator and shapes: time and number per step, mean over ranks."""
+    """Comparison document: kernels of one name, or operator and shapes: time and number per step, mean over ranks.
+
+    Attributes:
+        name: of the kernels, or operator and input shapes.
+        calls_a, calls_b: number per step on each side.
+    """
 
     name: str
     ms: Difference
@@ -135,7 +144,14 @@ class KernelDifference:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveDifference:
-    """Comparison document: collectives of one kind and size in a group. `wait_ms` is the mean over its members."""
+    """Comparison document: collectives of one kind and size in a group. `wait_ms` is the mean over its members.
+
+    Attributes:
+        group: name of the process group, or its ranks.
+        kind: all_reduce, all_gather, reduce_scatter, p2p, ...
+        bytes: of one call; None where unknown.
+        calls_a, calls_b: number per step on each side.
+    """
 
     group: str
     kind: str
@@ -149,7 +165,12 @@ class CollectiveDifference:
 
 @dataclass(frozen=True, slots=True)
 class MemoryDifference:
-    """Comparison document: the largest value of one memory figure that the training loop reported."""
+    """Comparison document: the largest value of one memory figure that the training loop reported.
+
+    Attributes:
+        name: of the figure.
+        a, b: its largest value on each side.
+    """
 
     name: str
     a: float

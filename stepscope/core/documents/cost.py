@@ -41,6 +41,7 @@ class CostRow:
     """Cost document: cost of one job, user, team or node.
 
     Attributes:
+        user, team: of a job; None in other rows, and where the node did not know them.
         key: labels that identify it: job_kind and job_id, user, team, or instance.
         waste: GPU-hours by class of goodput, of jobs whose runs are known; `productive_training` is none.
         jobs: how many jobs are in it.

@@ -52,6 +52,7 @@ class CheckpointCost:
     """Goodput document: the checkpoints of a job, by the phases of its steps.
 
     Attributes:
+        num_checkpoints: that the steps recorded.
         seconds: that training waits for one, the mean.
         bytes: of one, all ranks together; None where unknown.
         gb_per_second: 1e9 bytes; None where the size is unknown.
@@ -93,6 +94,7 @@ class JobGoodput:
     """Goodput document: one job, of one or more run directories.
 
     Attributes:
+        attempts: starts of the job, in order.
         job: the label `job` of its runs, else the name of the run.
         runs: paths of its run directories in order of time.
         device_kind: gpu | cpu.

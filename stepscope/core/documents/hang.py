@@ -61,6 +61,7 @@ class WaitingGroup:
     """Hang document: ranks that wait in the same call.
 
     Attributes:
+        ranks: that wait.
         operation: their oldest unfinished call; None: none is open.
         process_group, description, sequence: of that call.
         waits_for: ranks that have not called it yet.

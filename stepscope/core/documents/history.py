@@ -107,6 +107,7 @@ class RecordedJob:
     """Jobs document: a job that had GPUs.
 
     Attributes:
+        kind, id: slurm, kubernetes or processes, and what identifies the job there.
         user, team: None where the job's node did not know them.
         nodes: addresses of the agents.
         num_gpus: GPUs and MIG instances that it had at any time.

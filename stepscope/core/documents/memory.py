@@ -80,6 +80,8 @@ class MemoryHolder:
     """Memory document: blocks of one category and stack at the peak.
 
     Attributes:
+        bytes: of all these blocks.
+        count: how many blocks.
         stack: of the allocation, innermost call first: "function (file:line)"; empty where unknown.
     """
 
@@ -115,6 +117,8 @@ class PrivatePool:
     Tensors outside of it get none of its memory. What a CUDA graph's pool has free is used while the graph is replayed.
 
     Attributes:
+        reserved_bytes, allocated_bytes: held by the pool, and of it used by tensors.
+        num_segments: pieces that it has from the driver.
         id: torch's pair of numbers.
         inactive_bytes: reserved, and no tensor uses it.
     """
@@ -170,7 +174,12 @@ class OutOfMemory:
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """Memory document: a change, and the bytes that it should save at the peak; None where unknown."""
+    """Memory document: a change, and the bytes that it should save at the peak; None where unknown.
+
+    Attributes:
+        change: what to change, in words.
+        saved_bytes: at the peak; None where unknown.
+    """
 
     change: str
     saved_bytes: int | None

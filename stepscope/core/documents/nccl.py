@@ -42,6 +42,7 @@ class Communicator:
     """A communicator of NCCL.
 
     Attributes:
+        num_ranks: members.
         id: NCCL's id, the same on all ranks.
         ranks: those with logs.
         joined: those of them that have joined.
@@ -68,6 +69,8 @@ class Transport:
     """The transport from one rank to another. In JSON `source` and `target` are named `from` and `to`.
 
     Attributes:
+        source, target: ranks in the communicator.
+        detail: the rest of the log's text.
         via: P2P, SHM, NET/IB, NET/Socket or NVLS, as in the log; `detail` is the rest of the log's text.
         channels: number of channels that use it.
         expected: the transport that it should be.
@@ -92,6 +95,13 @@ class Bandwidth:
     Where several ranks have times of a call, the shortest counts: the other ranks waited for the last one to arrive.
 
     Attributes:
+        communicator: its id.
+        collective: AllReduce, AllGather, ...
+        num_ranks: members of the communicator; None where unknown.
+        size: of a call as words, also where only a range is known.
+        count: calls with times.
+        bus_bandwidth_gbs: median over calls.
+        last_share: share of calls in which that rank arrived last; None where unknown.
         bytes: of one call; None where only a range is known, which is in `size`.
         last_arriver: the rank that arrived last most often, in `last_share` of the calls with times of several ranks.
     """
@@ -112,6 +122,8 @@ class Devices:
     """The devices of one machine, by all topologies of it.
 
     Attributes:
+        num_processors: CPU sockets or NUMA nodes.
+        num_gpus: GPUs of the machine.
         file: the first of them.
         num_network_cards: ports that NCCL can use; the cards, where a topology names no ports.
         gpu_link_gbs: GB/s of the slowest GPU's slot in one direction; None in a virtual machine that hides it.
@@ -136,7 +148,15 @@ class Devices:
 
 @dataclass(frozen=True, slots=True)
 class PlannedWays:
-    """NCCL's plan over a machine's devices, from its graph file; GB/s are per channel."""
+    """NCCL's plan over a machine's devices, from its graph file; GB/s are per channel.
+
+    Attributes:
+        file: the graph file.
+        pattern: ring, tree, ... as NCCL names it.
+        channels: how many.
+        inside, between: path inside a machine and between machines, as NCCL names it.
+        inside_gbs, between_gbs: of a channel.
+    """
 
     file: str
     pattern: str
@@ -168,7 +188,12 @@ class NetworkUse:
 
 @dataclass(frozen=True, slots=True)
 class SettingUse:
-    """A variable of NCCL's that is set, where it is named first."""
+    """A variable of NCCL's that is set, where it is named first.
+
+    Attributes:
+        name, value: of the variable.
+        file, line: where it is named first; line 0 is the whole file.
+    """
 
     name: str
     value: str
@@ -201,6 +226,7 @@ class BenchmarkRun:
     """One run of nccl-tests.
 
     Attributes:
+        file, line: where the run begins.
         test: "all_reduce"; empty where the log does not name it.
         num_ranks, machines, gpu: by the run's own list of ranks, the number by the highest one; None or empty without.
         sizes: rows of its table.
@@ -231,7 +257,14 @@ class BenchmarkRun:
 
 @dataclass(frozen=True, slots=True)
 class RasSummary:
-    """What one answer of NCCL's RAS service says about the job; rows are those of its table."""
+    """What one answer of NCCL's RAS service says about the job; rows are those of its table.
+
+    Attributes:
+        file, line: where the answer begins.
+        version: of NCCL.
+        num_nodes, num_gpus: of the job; None where the answer does not say.
+        communicators: rows of its table.
+    """
 
     file: str
     line: int

@@ -66,6 +66,8 @@ class StoredRun:
     """Run list document: one stored run.
 
     Attributes:
+        num_files: of the run.
+        total_bytes: of all kinds together.
         name: of its folder.
         path: of it, or its URL.
         started_ns: start of the first attempt, ns since the epoch; None where run.json does not tell.

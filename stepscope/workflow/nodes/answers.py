@@ -29,6 +29,7 @@ class NodeAnswer:
     """Last answer of one node's agent.
 
     Attributes:
+        agent: its address.
         node: its last document; None before the first.
         error: why the agent did not answer the last request; empty if it did.
         at: when the document came, monotonic seconds; None without one.
