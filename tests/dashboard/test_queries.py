@@ -4,9 +4,29 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
 
 from stepscope.core.errors import UnreachableError
 from stepscope.dashboard.queries import FleetQueries, SharedSnapshots
+
+
+@pytest.fixture(autouse=True)
+def ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """End the thread of all snapshots that a test makes."""
+    made: list[SharedSnapshots] = []
+    begin = SharedSnapshots.__init__
+
+    def begin_and_note(self: SharedSnapshots, *arguments: Any, **named: Any) -> None:
+        begin(self, *arguments, **named)
+        made.append(self)
+
+    monkeypatch.setattr(SharedSnapshots, "__init__", begin_and_note)
+    yield
+    for snapshots in made:
+        snapshots.close()
 
 
 def wait_for(condition: object, seconds: float = 10.0) -> None:

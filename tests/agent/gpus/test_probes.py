@@ -360,12 +360,13 @@ def test_closing_leaves_no_process_thread_or_file(machine: FakeNvml) -> None:
 
 def test_processes_that_end_again_and_again_leave_no_file_open(tmp_path: Path) -> None:
     environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
+    others = set(children_of(os.getpid()))  # servers of other tests in this process
     with GpuProbes(QUICK, environment=environment) as probes:
         until(probes, lambda s: s.counts.refused >= 1 or bool(s.targets))
         before = len(os.listdir("/proc/self/fd"))
         if not until(probes, lambda s: s.counts.refused >= 5 or bool(s.targets)).targets:
             assert len(os.listdir("/proc/self/fd")) <= before + 3  # the pipes of one that runs
-        assert len(children_of(os.getpid())) <= 3
+        assert len(set(children_of(os.getpid())) - others) <= 3
 
 
 def test_bug_dcgm_exporter_84_processes_end_by_themselves_when_the_agent_is_told_to_end(machine: FakeNvml) -> None:
