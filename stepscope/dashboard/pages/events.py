@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
-from urllib.parse import quote
 
-import dash_mantine_components as dmc
 from dash import html
 from dash.development.base_component import Component
 
 from stepscope.core.errors import UsageError
 from stepscope.core.text.numbers import count, counted, moment
-from stepscope.dashboard.live_slots import slot
 from stepscope.dashboard.page_state import PageState
 from stepscope.dashboard.pages.history import (
     ask_the_same,
     banner,
-    cell,
     event_duration,
     event_kind,
     event_place,
-    first_answer,
     history_option,
-    live,
-    no_answer,
+    listing,
     no_history,
-    old_answer,
     panel,
-    search_field,
-    sortable_table,
     time_choices,
 )
+from stepscope.dashboard.pages.tables import cell, run_link, sortable_table
 from stepscope.dashboard.queries import FleetQueries
 from stepscope.store.history.questions import HistoryEvent, HistoryEventKind
 from stepscope.store.runs import RunStore
@@ -52,24 +45,10 @@ def make_events_page(fleet: FleetQueries | None, store: RunStore, state: PageSta
     if fleet is None:
         return no_history()
     snapshot = fleet.events(state.span_seconds)
-    if snapshot is None:
-        return first_answer("Events")
-    events = snapshot.value
-    if events is None:
-        return no_answer("Events", snapshot.problem or "")
-    number = counted(len(events), "event")
-    head = html.Div(
-        [
-            html.Div(
-                [
-                    html.H1("Events"),
-                    slot(html.Span, "events-count", number, className="ss-note ss-listing-count", role="status"),
-                ]
-            ),
-            search_field("events", "Search the events", "Search node, GPU, code…"),
-        ],
-        className="ss-page-head",
-    )
+    return listing("Events", "event", "node, GPU, code", snapshot, partial(_panel, fleet, store, state))
+
+
+def _panel(fleet: FleetQueries, store: RunStore, state: PageState, events: list[HistoryEvent]) -> Component:
     shown = events[:_MAX_ROWS]
     table: Any = sortable_table(
         "events",
@@ -81,23 +60,19 @@ def make_events_page(fleet: FleetQueries | None, store: RunStore, state: PageSta
     if not events:
         table = html.P("No event in this time: every agent answered, and none had a health event.", className="ss-note")
     more = f"The latest {count(_MAX_ROWS)} of {counted(len(events), 'event')}. " if len(events) > len(shown) else ""
-    return live(
-        head,
-        panel(
-            "What happened in the cluster?",
-            time_choices(PATH, state),
-            banner("warn", more, "Choose a shorter time to see the others.") if more else None,
-            table,
-            ask_the_same(
-                "events",
-                f"stepscope history query up --by node --last {state.last} --events {history_option(fleet)}",
-                f'stepscope.history("{fleet.location}").events(start="-{state.last}")',
-            ),
-            key="events",
-            source="Events that the recorder keeps beside the samples, by its clock: health events of agents, gaps "
-            "(nothing is known of that time), and changes of the live verdict of a run.",
+    return panel(
+        "What happened in the cluster?",
+        time_choices(PATH, state),
+        banner("warn", more, "Choose a shorter time to see the others.") if more else None,
+        table,
+        ask_the_same(
+            "events",
+            f"stepscope history query up --by node --last {state.last} --events {history_option(fleet)}",
+            f'stepscope.history("{fleet.location}").events(start="-{state.last}")',
         ),
-        banners=[old_answer(snapshot.problem)],
+        key="events",
+        source="Events that the recorder keeps beside the samples, by its clock: health events of agents, gaps "
+        "(nothing is known of that time), and changes of the live verdict of a run.",
     )
 
 
@@ -123,5 +98,4 @@ def _place(event: HistoryEvent, store: RunStore) -> Any:
         store.path_of(run)
     except UsageError:
         return place
-    quoted = quote(run, safe="")
-    return (dmc.Anchor if quoted == run else html.A)(place, href=f"/runs/{quoted}")
+    return run_link(run, place)

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import dash_mantine_components as dmc
 from dash import html
 from dash.development.base_component import Component
 
-from stepscope.core.text.numbers import form
+from stepscope.core.text.numbers import counted, form
 from stepscope.dashboard.components import attributes, to_dash
 from stepscope.dashboard.live_slots import slot
 from stepscope.dashboard.page_state import SPANS, PageState
 from stepscope.dashboard.pages.shell import command_block, shell_word
-from stepscope.dashboard.queries import FleetQueries
+from stepscope.dashboard.pages.tables import search_field
+from stepscope.dashboard.queries import FleetQueries, Snapshot
 from stepscope.store.history.questions import HistoryEvent, HistoryEventKind
 from stepscope.workflow.panels import elements
+
+_T = TypeVar("_T")
 
 _SPAN_TITLES = {
     "15min": "15 minutes",
@@ -145,60 +148,35 @@ def empty(title: str, *body: Any) -> Component:
     return live(_state(title, *body), slot(html.Div, "empty", []))
 
 
-def _state(title: str, *body: Any) -> Component:
-    return html.Div([html.H1(title), *body], className="ss-state")
-
-
-def cell(content: Any, value: object = "", *, number: bool = False) -> Component:
-    """Cell of a sortable table; `value` is what it is sorted by."""
-    return html.Td(
-        content, className="ss-num" if number else "", **attributes({"data-value": "" if value is None else str(value)})
-    )
-
-
-def sortable_table(
-    name: str, columns: Sequence[tuple[str, bool, bool]], rows: Sequence[Component], *, noun: str, caption: str
+def listing(
+    title: str, noun: str, searched: str, snapshot: Snapshot[list[_T]] | None, make: Callable[[list[_T]], Component]
 ) -> Component:
-    """A table that assets/30-tables.js sorts and searches by its cells' `data-value`.
+    """Page of a table of all things of a kind: how many they are, a search field, and the panel of them.
 
     Args:
-        name: begins its ids.
-        columns: title, whether it holds numbers (aligned right), and whether it is sorted by number, of each.
-        noun: of a row.
+        noun: of one thing; its plural begins the ids.
+        searched: what the search field finds: "node, GPU, code".
+        snapshot: None before the first answer.
+        make: the panel.
     """
-    head = [
-        html.Th(
-            html.Button(title, type="button", className="ss-sort"),
-            scope="col",
-            className="ss-num" if is_number else "",
-            **attributes({"data-sort": "number"} if by_number else {}),
-        )
-        for title, is_number, by_number in columns
-    ]
-    table = html.Table(
-        [
-            html.Caption(caption, className="ss-sr"),
-            html.Thead(html.Tr(head)),
-            slot(html.Tbody, f"{name}-rows", list(rows)),
-        ],
-        id=f"{name}-table",
-        className="ss-table ss-runs ss-sortable",
-        **attributes({"data-noun": noun, "data-nouns": form(2, noun)}),
+    if snapshot is None:
+        return first_answer(title)
+    found = snapshot.value
+    if found is None:
+        return no_answer(title, snapshot.problem or "")
+    key = form(2, noun)
+    number = slot(
+        html.Span, f"{key}-count", counted(len(found), noun), className="ss-note ss-listing-count", role="status"
     )
-    return html.Div(
-        [
-            html.Div(table, className="ss-scroll", tabIndex=0, role="region", **attributes({"aria-label": caption})),
-            html.P(f"No {noun} matches.", id=f"{name}-none", className="ss-note ss-none", hidden=True),
-        ]
+    head = html.Div(
+        [html.Div([html.H1(title), number]), search_field(key, f"Search the {key}", f"Search {searched}…")],
+        className="ss-page-head",
     )
+    return live(head, make(found), banners=[old_answer(snapshot.problem)])
 
 
-def search_field(name: str, label: str, placeholder: str) -> Component:
-    """The search field of a sortable table."""
-    field: Component = dmc.TextInput(
-        id=f"{name}-search", placeholder=placeholder, className="ss-search", **attributes({"aria-label": label})
-    )
-    return field
+def _state(title: str, *body: Any) -> Component:
+    return html.Div([html.H1(title), *body], className="ss-state")
 
 
 def clock(time_ns: int) -> str:

@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
-from urllib.parse import quote
 
-import dash_mantine_components as dmc
 from dash import html
 from dash.development.base_component import Component
 
 from stepscope.core.errors import DataError
 from stepscope.core.text.numbers import UNKNOWN, count, counted, moment, percent
 from stepscope.dashboard.components import attributes
-from stepscope.dashboard.live_slots import slot
 from stepscope.dashboard.page_state import PageState
 from stepscope.dashboard.pages.history import (
     ask_the_same,
     banner,
-    cell,
     duration,
-    first_answer,
     history_option,
-    live,
-    no_answer,
+    listing,
     no_history,
-    old_answer,
     panel,
-    search_field,
-    sortable_table,
     time_choices,
 )
 from stepscope.dashboard.pages.shell import shell_word
+from stepscope.dashboard.pages.tables import cell, run_link, sortable_table
 from stepscope.dashboard.queries import FleetQueries, JobRow
 from stepscope.store.runs import RunStore
 
@@ -55,25 +48,7 @@ def make_jobs_page(fleet: FleetQueries | None, store: RunStore, state: PageState
     if fleet is None:
         return no_history()
     snapshot = fleet.jobs(state.span_seconds)
-    if snapshot is None:
-        return first_answer("Jobs")
-    rows = snapshot.value
-    if rows is None:
-        return no_answer("Jobs", snapshot.problem or "")
-    number = counted(len(rows), "job")
-    head = html.Div(
-        [
-            html.Div(
-                [
-                    html.H1("Jobs"),
-                    slot(html.Span, "jobs-count", number, className="ss-note ss-listing-count", role="status"),
-                ]
-            ),
-            search_field("jobs", "Search the jobs", "Search job, user, team, run…"),
-        ],
-        className="ss-page-head",
-    )
-    return live(head, _panel(fleet, store, state, rows), banners=[old_answer(snapshot.problem)])
+    return listing("Jobs", "job", "job, user, team, run", snapshot, partial(_panel, fleet, store, state))
 
 
 def _panel(fleet: FleetQueries, store: RunStore, state: PageState, rows: list[JobRow]) -> Component:
@@ -146,5 +121,4 @@ def _row(row: JobRow, known: set[str]) -> Component:
 def _run(run: str, known: set[str]) -> Component:
     if run not in known:
         return html.Div(run)
-    quoted = quote(run, safe="")
-    return html.Div((dmc.Anchor if quoted == run else html.A)(run, href=f"/runs/{quoted}"))
+    return html.Div(run_link(run, run))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from typing import Any
-from urllib.parse import quote
 
 import dash_mantine_components as dmc
 from dash import html
@@ -18,6 +17,7 @@ from stepscope.core.text.wording import cause_words, mesh_words
 from stepscope.core.vocabulary import HEALTHY_CAUSES
 from stepscope.dashboard.components import attributes, timeline_canvas_panel, to_dash
 from stepscope.dashboard.pages.shell import no_runs, not_analysed, not_found, unreadable
+from stepscope.dashboard.pages.tables import cell, run_link, search_field, table_head
 from stepscope.store.runs import NotAnalysedError, RunStatus, RunStore, RunSummary, UnknownRunError
 from stepscope.workflow.panels.elements import swatch, tag
 from stepscope.workflow.panels.palette import category_of_cause
@@ -29,16 +29,15 @@ _STATUS = {
     RunStatus.UNREADABLE: ("Unreadable", "!"),
 }
 
-_COLUMNS: list[tuple[str, bool]] = [
-    ("Run", False),
-    ("Started", False),
-    ("Ranks", True),
-    ("Step", True),
-    ("Verdict", False),
-    ("Share", True),
-    ("Status", False),
+_COLUMNS = [
+    ("Run", False, False),
+    ("Started", False, True),
+    ("Ranks", True, True),
+    ("Step", True, True),
+    ("Verdict", False, False),
+    ("Share", True, True),
+    ("Status", False, False),
 ]
-"""Title, and whether its cells are numbers."""
 
 
 def make_runs_page(store: RunStore) -> Component:
@@ -62,12 +61,7 @@ def _head(runs: list[RunSummary]) -> Component:
                     html.Span(number, className="ss-note ss-listing-count", id="runs-count", role="status"),
                 ]
             ),
-            dmc.TextInput(
-                id="runs-search",
-                placeholder="Search run, GPU, verdict…",
-                className="ss-search",
-                **attributes({"aria-label": "Search the runs"}),
-            ),
+            search_field("runs", "Search the runs", "Search run, GPU, verdict…"),
         ],
         className="ss-page-head",
     )
@@ -75,22 +69,13 @@ def _head(runs: list[RunSummary]) -> Component:
 
 def _table(runs: list[RunSummary]) -> Component:
     """The table; assets/30-tables.js sorts and searches it by the cells' `data-value`."""
-    head = [
-        html.Th(
-            html.Button(title, type="button", className="ss-sort"),
-            scope="col",
-            className="ss-num" if number else "",
-            **attributes({"data-sort": "number"} if number or title == "Started" else {}),
-        )
-        for title, number in _COLUMNS
-    ]
     body = html.Tbody([_row(run) for run in runs])
     caption = html.Caption("Runs, the latest first; the buttons in the head sort", className="ss-sr")
     return html.Div(
         [
             html.Div(
                 html.Table(
-                    [caption, html.Thead(html.Tr(head)), body],
+                    [caption, table_head(_COLUMNS), body],
                     className="ss-table ss-runs ss-runs-list ss-sortable",
                     id="runs-table",
                     **attributes({"data-noun": "run", "data-nouns": "runs"}),
@@ -114,34 +99,19 @@ def _row(run: RunSummary) -> Component:
         about.append(html.Div(run.problem, className="ss-note ss-problem", title=run.problem))
     return html.Tr(
         [
-            html.Th([_link(run.id), *about], scope="row"),
-            _cell(moment(run.started_ns), run.started_ns),
-            _cell(_ranks(run), run.world_size, number=True),
-            _cell(milliseconds(run.step_ms), run.step_ms, number=True),
-            _cell(_verdict(run), _cause(run)),
-            _cell(_cost(run), run.cause_fraction, number=True),
-            _cell(_status(run), run.status.value),
+            html.Th([run_link(run.id, run.id, className="ss-run-name"), *about], scope="row"),
+            cell(moment(run.started_ns), run.started_ns),
+            cell(_ranks(run), run.world_size, number=True),
+            cell(milliseconds(run.step_ms), run.step_ms, number=True),
+            cell(_verdict(run), _cause(run)),
+            cell(_cost(run), run.cause_fraction, number=True),
+            cell(_status(run), run.status.value),
         ]
     )
 
 
 def _live_line(verdict: LiveVerdict) -> str:
     return f"While it ran: {live_verdict_line(verdict, time.time_ns())}"
-
-
-def _link(run_id: str) -> Component:
-    """Link to the run's page. DMC's anchor does not reload but decodes the address; the plain one reloads."""
-    quoted = quote(run_id, safe="")
-    link: Component = (dmc.Anchor if quoted == run_id else html.A)(
-        run_id, href=f"/runs/{quoted}", className="ss-run-name"
-    )
-    return link
-
-
-def _cell(content: Any, value: object, *, number: bool = False) -> Component:
-    return html.Td(
-        content, className="ss-num" if number else "", **attributes({"data-value": "" if value is None else str(value)})
-    )
 
 
 def _ranks(run: RunSummary) -> Any:

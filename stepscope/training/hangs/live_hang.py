@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
-import subprocess
 import time
 from contextlib import suppress
 from dataclasses import asdict
@@ -19,12 +17,12 @@ from typing import Any
 
 from stepscope.core.documents.hang import RANK_STATE_SCHEMA, STALE_SECONDS, LiveHangState, RankState
 from stepscope.core.documents.run_directory import FLIGHT_FOLDER, LIVE_FOLDER, RankFile
-from stepscope.core.process import module_command
 from stepscope.training.hangs import stall
 from stepscope.training.hangs.device_wait import device_wait_call
 from stepscope.training.hangs.stuck_report import code_location, collective_frames, flight_record
 from stepscope.training.run.context import OpenStep, RunContext
 from stepscope.training.run.run_files import atomic_write
+from stepscope.training.run.side_process import SideProcess
 from stepscope.training.steps.spans import open_phases
 
 logger = logging.getLogger(__name__)
@@ -148,7 +146,6 @@ _NUM_SOON = 12
 
 _ANSWERS_WITHIN_SECONDS = 60.0
 _STATE = re.compile(r"rank(\d+)\.state")
-_LONGEST_ANSWER = 1 << 20
 
 
 class LiveHangCheck:
@@ -162,7 +159,7 @@ class LiveHangCheck:
         self._run_directory = run_directory
         self._rank = rank
         self._is_alone = world_size == 1
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: SideProcess | None = None
         self._asked = 0.0
         self._num_asked = 0
         self._next: float | None = None
@@ -200,43 +197,26 @@ class LiveHangCheck:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
-            process.wait()
-            stall.helper_processes.running.discard(process.pid)
-            assert process.stdout is not None
-            process.stdout.close()
 
     def _ask(self, now: float) -> None:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("STEPSCOPE_")}
         self._num_asked += 1
         self._asked = now
         try:
-            self._process = subprocess.Popen(
-                module_command("stepscope.workflow.live_hang", str(self._run_directory.absolute())),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env=environment,
-                start_new_session=True,
-            )
+            run = str(self._run_directory.absolute())
+            self._process = SideProcess("stepscope.workflow.live_hang", run, answers=True)
         except (OSError, RuntimeError):  # no process can be had
             logger.debug("who holds training up cannot be asked", exc_info=True)
-            return
-        stall.helper_processes.running.add(self._process.pid)
 
     def _read_answer(self, now: float) -> None:
         process = self._process
         assert process is not None
-        assert process.stdout is not None
-        process.returncode = stall.helper_processes.reap(process.pid)
-        if process.returncode is None:
+        if process.exit_code is None:
             if now - self._asked > _ANSWERS_WITHIN_SECONDS:
                 self.close()
             return
         self._process = None
-        with process.stdout as answer:  # at its end, and shorter than a pipe holds
-            content = answer.read(_LONGEST_ANSWER)
         with suppress(ValueError, KeyError, TypeError):
-            self._log_verdict(json.loads(content))
+            self._log_verdict(json.loads(process.answer()))
 
     def _log_verdict(self, raw: dict[str, Any]) -> None:
         was_busy, self._was_busy = self._was_busy, raw["state"] == LiveHangState.BUSY

@@ -1,7 +1,7 @@
 """Side process: a process of stepscope's own beside a training process, with one thread and a session of its own.
 
-Its module gives way to training (`core.process.give_way`) before it loads anything. What it computes and reads is no
-sign that training makes progress.
+A module that takes more than a second gives way to training (`core.process.give_way`) before it loads anything. What
+it computes and reads is no sign that training makes progress.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from stepscope.core.process import module_command
 from stepscope.training.hangs.stall import helper_processes
 
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-_MOST_ANSWER_BYTES = 4096
-"""Less than a pipe holds, so that a side process never waits for its answer to be read."""
+_MOST_ANSWER_BYTES = 1 << 16
+"""As many as a pipe holds: a longer answer is never written whole, as it is read when the process has ended."""
 
 
 class SideProcess:
