@@ -84,6 +84,17 @@ def victoria_metrics_server(folder: Path, *options: str) -> Iterator[str]:
         yield url
 
 
+@contextmanager
+def both_servers(folder: Path) -> Iterator[dict[str, str]]:
+    """URLs of a new server of each kind, by name.
+
+    Raises:
+        FileNotFoundError: one is not installed.
+    """
+    with prometheus_server(folder) as prometheus, victoria_metrics_server(folder) as victoria:
+        yield {"prometheus": prometheus, "victoria-metrics": victoria}
+
+
 def write_pages(url: str, pages: Iterable[RecordedPage]) -> int:
     """Write pages into a server with `up` and with the marks of series that end; the number of samples."""
     slices: dict[int, dict[Labels, list[tuple[int, float]]]] = {}

@@ -20,7 +20,7 @@ from stepscope.store.history.questions import MetricHistory
 from stepscope.workflow.history.opening import open_history
 from tests.dashboard import example_history as example
 from tests.dashboard.live_server import get, live_server
-from tests.dashboard.visit import PATIENCE_MS, Visit
+from tests.dashboard.visit import PATIENCE_MS, Visit, checked_visit
 
 pytestmark = pytest.mark.browser
 
@@ -46,13 +46,9 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def visit(browser: Browser, url: str) -> Iterator[Visit]:
-    """A fresh page; the test fails on any console error and on any request off the host."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light")
-    visit = Visit(context.new_page(), url)
-    yield visit
-    context.close()
-    assert visit.errors == []
-    assert visit.off_host == []
+    """A fresh page."""
+    with checked_visit(browser, url) as visit:
+        yield visit
 
 
 def open_map(visit: Visit, query: str = "") -> Page:

@@ -18,7 +18,7 @@ from tests.dashboard.live_server import live_server
 pytest.importorskip("playwright.sync_api")
 from playwright.sync_api import Browser, Page, expect
 
-from tests.dashboard.visit import PATIENCE_MS, Visit
+from tests.dashboard.visit import PATIENCE_MS, Visit, checked_visit
 
 pytestmark = pytest.mark.browser
 
@@ -50,13 +50,9 @@ def url(root: Path) -> Iterator[str]:
 
 @pytest.fixture
 def visit(browser: Browser, url: str) -> Iterator[Visit]:
-    """A fresh light page of 1280 px; the test fails on any console error and on any request off the host."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light")
-    visit = Visit(context.new_page(), url)
-    yield visit
-    context.close()
-    assert visit.errors == []
-    assert visit.off_host == []
+    """A fresh page."""
+    with checked_visit(browser, url) as visit:
+        yield visit
 
 
 def colours_on_canvas(page: Page) -> dict[str, int]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from urllib.parse import urlparse
 
-from playwright.sync_api import ConsoleMessage, Page, Request, WebSocket
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, WebSocket
 
 PATIENCE_MS = 30_000
 
@@ -46,3 +48,14 @@ class Visit:
         place = urlparse(url)
         if place.scheme not in ("data", "blob") and place.netloc != urlparse(self.url).netloc:
             self.off_host.append(url)
+
+
+@contextmanager
+def checked_visit(browser: Browser, url: str) -> Iterator[Visit]:
+    """A fresh light page of 1280 px; the test fails on any console error and on any request off the host."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light")
+    visit = Visit(context.new_page(), url)
+    yield visit
+    context.close()
+    assert visit.errors == []
+    assert visit.off_host == []

@@ -6,19 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.conftest import DEPLOY, Run
+from tests.deploy.conftest import DEPLOY, Run, unit_here
 
 _UNIT = DEPLOY / "systemd/stepscope-history.service"
 
 
 @pytest.fixture
 def unit(tmp_path: Path) -> Path:
-    """The unit, of a program that is installed here."""
-    made = tmp_path / _UNIT.name
-    text = _UNIT.read_text()
-    assert "ExecStart=/opt/stepscope/bin/stepscope history run " in text
-    made.write_text(text.replace("/opt/stepscope/bin/stepscope", "/bin/true"))
-    return made
+    return unit_here(_UNIT, "history run ", tmp_path)
 
 
 def test_systemd_understands_it(unit: Path, run: Run) -> None:

@@ -9,19 +9,14 @@ import pytest
 from stepscope.agent.config.configuration import load_configuration
 from stepscope.agent.installation import UNIT_FILE, look_at_machine, service_files, write_service_files
 from stepscope.agent.service import Agent
-from tests.deploy.conftest import DEPLOY, Run
+from tests.deploy.conftest import DEPLOY, Run, unit_here
 
 _UNIT = DEPLOY / "systemd/stepscope-agent.service"
 
 
 @pytest.fixture
 def unit(tmp_path: Path) -> Path:
-    """The unit, of a program that is installed here."""
-    made = tmp_path / _UNIT.name
-    text = _UNIT.read_text()
-    assert "ExecStart=/opt/stepscope/bin/stepscope agent run --config" in text
-    made.write_text(text.replace("/opt/stepscope/bin/stepscope", "/bin/true"))
-    return made
+    return unit_here(_UNIT, "agent run --config", tmp_path)
 
 
 def test_systemd_understands_it(unit: Path, run: Run) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.history.servers import RecordedPage, prometheus_server, victoria_metrics_server, write_pages
+from benchmarks.history.servers import RecordedPage, both_servers, write_pages
 
 
 @pytest.fixture(scope="session")
@@ -18,10 +18,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory, base_ms: int) -> Iterator[
     folder: Path = tmp_path_factory.mktemp("servers")
     with ExitStack() as stack:
         try:
-            urls = {
-                "prometheus": stack.enter_context(prometheus_server(folder)),
-                "victoria-metrics": stack.enter_context(victoria_metrics_server(folder)),
-            }
+            urls = stack.enter_context(both_servers(folder))
         except FileNotFoundError as error:
             pytest.skip(str(error))
         names = ("stepscope_gpu_power_watts", "stepscope_gpu_energy_joules_total")

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.history.agreement import QUESTIONS, compare, events_apart, keep, parsed
 from benchmarks.history.live_hour import record
-from benchmarks.history.servers import prometheus_server, victoria_metrics_server, write_pages
+from benchmarks.history.servers import both_servers, write_pages
 from stepscope.store.history.prometheus import PrometheusHistory
 from stepscope.store.history.questions import HistoryEventKind, MetricHistory
 
@@ -28,10 +28,7 @@ def histories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[s
     begin_ms = (int(time.time()) // 60 - 10) * 60_000
     with ExitStack() as stack:
         try:
-            urls = {
-                "prometheus": stack.enter_context(prometheus_server(folder)),
-                "victoria-metrics": stack.enter_context(victoria_metrics_server(folder)),
-            }
+            urls = stack.enter_context(both_servers(folder))
         except FileNotFoundError as error:
             pytest.skip(str(error))
         pages = record(folder, begin_ms, minutes=_MINUTES)
